@@ -15,7 +15,7 @@ import numpy as np
 
 from cbatch.errors import ConfigError
 from cbatch.executor import Step, Tokens
-from cbatch.request import FinishReason, Ints, Request
+from cbatch.request import NEVER, FinishReason, Ints, Request
 from cbatch.request_table import ONE, ZERO, RequestTable
 
 WEIGHT = 0.125
@@ -128,6 +128,36 @@ class Drafts:
 NO_DRAFTS = Drafts()
 
 
+class Shares:
+    """The moving means of `Drafts.survivals`. A request has a row, which a later request may take over.
+
+    The means of the run are quotients, by place: of the drafts accepted, and of those whose predecessors were; each count begins as 1.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._run = np.ones((2, most))
+        self._of_rows, self._owners = np.ones((0, most)), np.zeros(0, np.int64)
+
+    def survivals(self, row: int, id_: int) -> list[float]:
+        known = 0 <= row < len(self._owners) and self._owners.item(row) == id_
+        shares = self._of_rows[row] if known else self._run[0] / self._run[1]
+        survivals: list[float] = shares.cumprod().tolist()
+        return survivals
+
+    def note(self, rows: Ints, ids: Ints, drafts: Ints, accepted: Ints) -> None:
+        """Takes in outcomes, [requests] each."""
+        if (more := int(rows.max(initial=-1)) + 1 - len(self._owners)) > 0:
+            self._owners = np.append(self._owners, np.full(more, NEVER))
+            self._of_rows = np.concatenate([self._of_rows, np.ones((more, self._run.shape[1]))])
+        new = rows[self._owners[rows] != ids]
+        self._of_rows[new], self._owners[rows] = self._run[0] / self._run[1], ids
+        places = np.arange(self._run.shape[1])
+        tried = (places < drafts[:, None]) & (places <= accepted[:, None])  # a draft after a rejected one was not tried
+        succeeded = places < accepted[:, None]
+        self._of_rows[rows] += WEIGHT * tried * (succeeded - self._of_rows[rows])
+        self._run += (succeeded & tried).sum(0), tried.sum(0)
+
+
 class TableDrafts(Drafts):
     """The drafts of an engine."""
 
@@ -138,11 +168,7 @@ class TableDrafts(Drafts):
         if table.tokens is not None and drafter is None:
             raise ConfigError(f"max_drafts={most} needs a drafter; set drafter=ngram, or max_drafts=0")
         self.most, self._table, self._decoding, self._drafter = most, table, decoding, drafter
-        self._run = np.ones(
-            (2, most)
-        )  # by place: drafts accepted, and drafts whose predecessors were accepted, one of each at first
-        self._shares = np.ones((table.num_rows, most))
-        self._owners = np.full(table.num_rows, -1, np.int64)  # of these rows, by id
+        self._shares = Shares(most)
 
     def can_have(self, request: Request) -> bool:
         table, row = self._table, request.row
@@ -173,27 +199,13 @@ class TableDrafts(Drafts):
         return len(drafts)
 
     def survivals(self, request: Request) -> Sequence[float]:
-        row = request.row
-        known = row < len(self._owners) and self._owners.item(row) == request.id
-        shares = self._shares[row] if known else self._run[0] / self._run[1]
-        survivals: list[float] = shares.cumprod().tolist()
-        return survivals
+        return self._shares.survivals(request.row, request.id)
 
     def seconds(self, num_requests: int, k: int) -> float:
         return 0.0 if self._drafter is None else self._drafter.seconds(num_requests, k)
 
     def note(self, rows: Ints, drafts: Ints, accepted: Ints) -> None:
-        if (more := self._table.num_rows - len(self._owners)) > 0:
-            self._owners = np.append(self._owners, np.full(more, -1))
-            self._shares = np.concatenate([self._shares, np.ones((more, self.most))])
-        ids = self._table.id[rows]
-        new = rows[self._owners[rows] != ids]
-        self._shares[new], self._owners[rows] = self._run[0] / self._run[1], ids
-        places = np.arange(self.most)
-        tried = (places < drafts[:, None]) & (places <= accepted[:, None])  # a draft after a rejected one was not tried
-        succeeded = places < accepted[:, None]
-        self._shares[rows] += WEIGHT * tried * (succeeded - self._shares[rows])
-        self._run += (succeeded & tried).sum(0), tried.sum(0)
+        self._shares.note(rows, self._table.id[rows], drafts, accepted)
 
 
 def is_stop(request: Request, token: int, ends_text: Callable[[Request, int], bool]) -> bool:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from cbatch.calls import call
 from cbatch.cost import CostModel
 from cbatch.errors import ReplayError
@@ -15,6 +17,7 @@ from cbatch.plan_check import check_plan
 from cbatch.policy import HOOKS, Policy, optional_method
 from cbatch.record import InFlight, RunRecord
 from cbatch.replay.decisions import Decided, Decision, Recorded, StepEnd, cached_tokens
+from cbatch.replay.drafts import FoundDrafts, drafts_of
 from cbatch.request import FinishReason, Request, Status, leaves_at, spec_of
 from cbatch.request_table import RequestTable
 from cbatch.state import State
@@ -55,12 +58,16 @@ class CachedReplay(Hooked):
         table = RequestTable(rows, limits.num_stages, width if recorded.token_values else None)
         self._state, self._record, self._in_flight = State(table, pool), RunRecord(), deque[InFlight]()
         self.view = EngineView(self._state, limits, cost, self._in_flight, self._record)
+        self._drafts = FoundDrafts(table, self._state.decoding, limits.max_drafts, real=recorded.real_tokens)
+        if limits.max_drafts:
+            self._state.drafts = self._drafts
+            self.view.update(drafts=self._drafts)
         assert self._state.cache is not None
         self._cache = self._state.cache
 
     def look(self, decision: Decision) -> None:
         """Lets requests arrive, and cancels requests whose clients have left."""
-        state, seen = self._state, decision.seen
+        state, seen, self._drafts.found = self._state, decision.seen, drafts_of(decision)
         self.view.update(now=seen.now)
         self._cache.expect(map(self._requests.__getitem__, decision.submitted))
         present = {*seen.waiting, *(progress.id for progress in seen.running)}
@@ -81,6 +88,8 @@ class CachedReplay(Hooked):
                 finds = f"request {id_} finds {tokens} cached tokens, and {recorded} when recorded"
                 remedy = "the eviction has changed since: record the run again"
                 raise ReplayError(f"iteration {event.iteration}: {finds}; {remedy}")
+        for id_, number in self._drafts.found.items():
+            self._drafts.propose(self._requests[id_], number)
         checked = check_plan(plan, state, self.view, "that was recorded")
         self._cache.give_up(plan.give_up)
         for request in plan.preempt:
@@ -108,11 +117,15 @@ class CachedReplay(Hooked):
         for request in [step.requests[place] for place in step.sampled.tolist()]:
             if request.status is not Status.FINISHED and request.id not in event.received:
                 self._cancel(request, record.received_at)
+        counts = Counter(event.received)
+        earlier = Counter[int]()  # tokens of the same request
         for id_, token in zip(event.received, event.tokens, strict=False):
             row = self._requests[id_].row
             if table.tokens is not None:
-                table.tokens[row, table.known[row]] = token
-        absorbed = self._state.absorb(step, None, record.received_at)
+                table.tokens[row, table.known[row] + earlier[id_]] = token
+            earlier[id_] += 1
+        accepted = np.array([max(counts[request.id] - 1, 0) for request in step.requests])
+        absorbed = self._state.absorb(step, None, record.received_at, accepted)
         self._record.steps.append(record)
         for request in absorbed.finished:
             if request.id in event.stopped:  # perhaps at its limit

@@ -88,7 +88,7 @@ class Decision(NamedTuple):
 class StepEnd(NamedTuple):
     """The end of a step.
 
-    received: ids of the requests that received a token. stopped: ids of requests that ended before their limit.
+    received: ids of the requests that received a token, once for each token. stopped: ids of requests that ended before their limit.
     tokens: the received tokens; empty unless a prefix cache names blocks by their tokens.
     """
 
@@ -102,7 +102,7 @@ class Recorded(NamedTuple):
     """The facts on which a run's decisions depend, except its requests.
 
     events: in order. prefix_cache: whether blocks outlive requests. token_values: whether blocks are named by their tokens.
-    iterations: see `Arrivals`.
+    iterations: see `Arrivals`. real_tokens: whether drafts had values, so that a drafter could find fewer than asked for.
     """
 
     limits: Limits
@@ -113,6 +113,7 @@ class Recorded(NamedTuple):
     token_values: bool = False
     iterations: Mapping[int, int] = {}
     num_host_blocks: int = 0
+    real_tokens: bool = False
 
     @classmethod
     def of(cls, engine: Engine, events: Sequence[Decision | StepEnd] = ()) -> "Recorded":
@@ -120,7 +121,8 @@ class Recorded(NamedTuple):
         values = cached and engine.state.table.tokens is not None
         host = engine.state.cache.pool.host.num_slots if engine.state.cache is not None else 0
         size = pool.num_blocks, pool.block_size
-        return cls(engine.limits, *size, events, cached, values, engine.arrivals.iterations, host)
+        real = engine.state.table.tokens is not None
+        return cls(engine.limits, *size, events, cached, values, engine.arrivals.iterations, host, real)
 
 
 Sink = Callable[[Decision | StepEnd], None]

@@ -16,6 +16,7 @@ from cbatch.policy import Policy, check_policy
 from cbatch.record import StepRecord
 from cbatch.replay.cached import CachedReplay, Hooked
 from cbatch.replay.decisions import Decided, Decision, Ids, Recorded, StepEnd, read
+from cbatch.replay.drafts import ReplayedDrafts, drafts_of
 from cbatch.request import FinishReason, Request, Status, leaves_at, spec_of
 from cbatch.request_spec import RequestSpec
 from cbatch.view import View, predict_end
@@ -112,9 +113,10 @@ class ReplayedRequest(Request):
 
 
 class _Launched(NamedTuple):
-    """An iteration in flight. ids: its requests. launched_at: seconds."""
+    """An iteration in flight. ids: its requests. drafts: by id. launched_at: seconds."""
 
     ids: Ids
+    drafts: dict[int, int]
     shape: BatchShape
     launched_at: float
 
@@ -136,16 +138,18 @@ class _KV(KVView):
 class _View(View):
     iteration = num_in_flight = num_places = 0
     kv: _KV
+    drafts: ReplayedDrafts
     in_flight: deque[_Launched]
     last: StepRecord | None
 
     def __init__(self, recorded: Recorded, cost: CostModel) -> None:
         self.update(now=0.0, limits=recorded.limits, cost=cost, kv=_KV(recorded, self), waiting=[], running=[])
         self.update(decoding=[], prefilling=[], in_flight=deque(), last=None)
+        self.update(drafts=ReplayedDrafts(recorded.limits.max_drafts, real=recorded.real_tokens))
 
     @property
     def predicted_end(self) -> float:
-        launched = ((self.cost.predict(shape), launched_at) for _, shape, launched_at in self.in_flight)
+        launched = ((self.cost.predict(each.shape), each.launched_at) for each in self.in_flight)
         return max(predict_end(self.last, launched, self.limits.num_stages), self.now)
 
     def is_in_flight(self, request: Request) -> bool:
@@ -182,6 +186,7 @@ class _Replay(Hooked):
         for request in arrived:
             request.arrive(seen.now if request.id in self._iterations else None)
         view.update(waiting=waiting, running=running, decoding=decoding)
+        view.drafts.look(decision)
         view.update(prefilling=[request for request in running if request not in decoding])
         for request in arrived:
             self._tell(self._on_arrival, request)
@@ -200,24 +205,26 @@ class _Replay(Hooked):
         end = self._ends.get(event.iteration)
         chunks = tuple((count, known[id_].computed) for id_, count in entries if count > 1)
         contexts = [known[id_].computed + 1 for id_, count in entries if count == 1]
-        num_tokens = sum(count for _, count in entries)
+        num_tokens, drafts = sum(count for _, count in entries), drafts_of(event)
         shape = BatchShape(chunks, len(contexts), sum(contexts), (decided.pad_to or num_tokens) - num_tokens)
         launched_at = end.record.launched_at if end else event.seen.now
-        self.view.in_flight.append(_Launched(tuple(id_ for id_, _ in entries), shape, launched_at))
+        self.view.in_flight.append(_Launched(tuple(id_ for id_, _ in entries), drafts, shape, launched_at))
         for id_, count in entries:
             request = known[id_]
             request.computed += count
             if request.computed >= request.total or (end and id_ in end.received):  # a cached prefix is not counted
-                request.total += 1
-            request.status, request.ready = Status.RUNNING, request.total - request.computed
+                request.total += 1 + drafts.get(id_, 0)
+            ready = 0 if id_ in drafts else request.total - request.computed
+            request.status, request.ready = Status.RUNNING, ready
             if request.admitted_at is None:
                 request.admitted_at = event.seen.now
 
     def end(self, event: StepEnd) -> None:
         """Calls the policy's hooks at the end of an iteration, in the engine's order."""
         record = event.record
-        ids = self.view.in_flight.popleft().ids
+        ids, drafts, *_ = self.view.in_flight.popleft()
         self.view.update(last=record)
+        self._settle(drafts, event)
         receivers = [self._requests[id_] for id_ in event.received]
         receivers = [request for request in receivers if request.status is not Status.FINISHED]
         for request in receivers:
@@ -238,6 +245,20 @@ class _Replay(Hooked):
         self._tell(self._on_step, record)
         for request in ended:
             self._tell(self._on_finish, request)
+
+    def _settle(self, drafts: dict[int, int], event: StepEnd) -> None:
+        """Takes back what the counters of requests hold for rejected drafts."""
+        accepted = {id_: max(event.received.count(id_) - 1, 0) for id_ in drafts}
+        for id_, number in drafts.items():
+            request, rejected = self._requests[id_], number - accepted[id_]
+            request.total -= rejected
+            request.computed = max(request.computed - rejected, 0)  # 0 after a preemption
+            request.ready = request.total - request.computed
+        going_on = {id_: (number, accepted[id_]) for id_, number in drafts.items() if id_ in event.received}
+        for id_ in going_on.keys() & {*event.stopped}:
+            del going_on[id_]
+        full = [id_ for id_ in going_on if self._requests[id_].total >= self._requests[id_].max_tokens]
+        self.view.drafts.note_outcomes({id_: one for id_, one in going_on.items() if id_ not in full})
 
     def _finish(self, request: ReplayedRequest, reason: FinishReason) -> None:
         _mark(request, reason, self.view.now)

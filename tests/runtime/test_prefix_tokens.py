@@ -29,7 +29,7 @@ from policies.evictions import LRU
     ],
 )
 def test_shared_prompts_and_answers(spec: ModelSpec, num_stages: int, num_ranks: int, asynchronous: bool) -> None:
-    found = again = evicted = copied = 0
+    found = again = evicted = copied = accepted = 0
     for seed in range(4):
         numbers, references = random.Random(seed), greedy_references(spec)
         shared = numbers.sample(range(len(references)), 3)
@@ -58,11 +58,13 @@ def test_shared_prompts_and_answers(spec: ModelSpec, num_stages: int, num_ranks:
             check=True,
             prefix_cache=LRU(),
             num_host_blocks=(0, 0, 4, 60)[seed],
+            max_drafts=seed,
         )
         rig.run()
         found += sum(request.num_cached_tokens for request in rig.requests)
         again += sum(request.num_cached_again for request in rig.requests)
+        accepted += sum(step.num_accepted for step in rig.engine.record.steps)
         pool: Any = rig.engine.state.pool
         evicted += pool.num_evicted
         copied += pool.host.num_back
-    assert found and again and evicted and copied
+    assert found and again and evicted and copied and accepted

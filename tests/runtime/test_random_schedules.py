@@ -19,6 +19,7 @@ import pytest
 from any_order import any_order
 from every_policy import EVERY_POLICY
 from fuzz_policy import FuzzPolicy
+from guesses import Speculating
 from hypothesis import HealthCheck, given, reproduce_failure, seed, settings
 from hypothesis import __version__ as hypothesis_version
 from hypothesis import strategies as st
@@ -34,6 +35,7 @@ from tiny_models import (
     sampled_references,
 )
 
+from cbatch import Policy
 from cbatch.model import ModelSpec
 
 MOST_IN_A_TURN = 32
@@ -73,6 +75,7 @@ class Workload:
 class Schedule:
     """One run of a policy, but for the policy.
 
+    max_drafts: 0: none; else drafts, one in four of them wrong, which change no token, whether tokens are drawn or not.
     sizes: number of layers of each pipeline stage; four layers in all are those of `DEEP`. num_ranks: of each stage. small: whether the KV cache makes requests
     wait or preempt each other. sampled: whether tokens are drawn. every: see `any_order`, whose random numbers are those of the
     seed `order`, zeros after the first `num_draws`.
@@ -84,6 +87,7 @@ class Schedule:
     asynchronous: bool
     small: bool
     sampled: bool
+    max_drafts: int
     every: int
     num_draws: int
     order: int
@@ -93,7 +97,7 @@ class Schedule:
         workload = self.workload
         return build(
             any_order(Fading(self.order, self.num_draws), len(self.sizes), self.every),
-            POLICIES[policy](workload.chunk),
+            self.speculating(POLICIES[policy](workload.chunk)),
             workload.asks,
             self.references,
             spec=self.spec,
@@ -106,7 +110,12 @@ class Schedule:
             block_size=workload.block_size,
             poison=True,
             check=True,
+            max_drafts=self.max_drafts,
         )
+
+    def speculating(self, policy: Policy) -> Policy:
+        """Returns the policy, which drafts if the schedule has drafts."""
+        return Speculating(policy, self.order) if self.max_drafts and not isinstance(policy, FuzzPolicy) else policy
 
     @property
     def references(self) -> list[Reference]:
@@ -153,6 +162,7 @@ schedules = st.builds(
     asynchronous=st.booleans(),
     small=st.booleans(),
     sampled=st.booleans(),
+    max_drafts=st.sampled_from((0, 0, 1, 3, 6)),
     every=st.sampled_from((8, 2, 40)),
     num_draws=st.integers(0, 2**14),  # about 30 an iteration
     order=st.integers(0, 2**32 - 1),
