@@ -9,9 +9,11 @@ is rejection sampling: draft x is accepted with the model's probability p(x), an
 number of a token depends on its position alone, so the tokens are those without drafts.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
+from itertools import compress
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbatch.errors import ConfigError
 from cbatch.executor import Step, Tokens
@@ -92,18 +94,19 @@ class Drafts:
         """Returns how many drafts a plan can give the request: in simulation as many as it can have, else as many as were proposed."""
         return 0
 
-    def planned(self, requests: Sequence[Request], surplus: Ints) -> Ints | None:
+    def late(self, requests: Collection[Request]) -> Set[Request]:
+        """Returns the requests that cannot have drafts now."""
+        return {request for request in requests if not self.can_have(request)}
+
+    def planned(self, requests: Sequence[Request], rows: Ints, surplus: Ints) -> Ints | None:
         """Returns the drafts of each request of a plan, at most those `granted`; None if no request has any.
 
-        surplus: planned tokens beyond those ready, [requests].
+        rows: in the table. surplus: planned tokens beyond those ready. [requests] each.
         """
-        places = (surplus > ZERO).nonzero()[0].tolist()
-        if not places:
-            return None
-        drafts = np.zeros_like(surplus)
-        for place in places:
-            drafts[place] = min(surplus[place], self.granted(requests[place]))
-        return drafts
+        return None
+
+    def propose_each(self, requests: Sequence[Request], at_most: Sequence[int]) -> list[int]:
+        return [self.propose(request, most) for request, most in zip(requests, at_most, strict=True)]
 
     def propose(self, request: Request, at_most: int) -> int:
         """Finds drafts for a request that `can_have` them; returns their number."""
@@ -171,32 +174,54 @@ class TableDrafts(Drafts):
         self._shares = Shares(most)
 
     def can_have(self, request: Request) -> bool:
-        table, row = self._table, request.row
-        if request not in self._decoding or table.drafts.item(row):
-            return False
-        return table.known.item(row) == table.total.item(row) < table.limit.item(row)
+        return request in self._decoding and bool(self._can_have(rows_of([request]))[0])
 
     def granted(self, request: Request) -> int:
-        if not self.can_have(request):
-            return 0
-        table, row = self._table, request.row
-        left = min(self.most, table.limit.item(row) - table.known.item(row) - 1)
-        if table.tokens is None:
-            return left
-        is_new = table.proposed_for.item(row) == table.known.item(row)
-        return min(left, table.proposed.item(row)) if is_new else 0
+        planned = self.planned([request], rows_of([request]), np.array([self.most]))
+        return 0 if planned is None else int(planned[0])
+
+    def late(self, requests: Collection[Request]) -> Set[Request]:
+        late = ~self._can_have(rows_of(requests))
+        return set(compress(requests, late.tolist())) if late.any() else frozenset()
+
+    def _can_have(self, rows: Ints) -> NDArray[np.bool_]:
+        """Returns `can_have` of decodes."""
+        table = self._table
+        known = table.known[rows]
+        can: NDArray[np.bool_] = (table.drafts[rows] == ZERO) & (known == table.total[rows])
+        return can & (known < table.limit[rows])
+
+    def planned(self, requests: Sequence[Request], rows: Ints, surplus: Ints) -> Ints | None:
+        if not (asked := surplus > ZERO).any():
+            return None
+        table, known = self._table, self._table.known[rows]
+        asked &= self._can_have(rows) & (rows >= ZERO)
+        asked[asked] = [requests[place] in self._decoding for place in asked.nonzero()[0].tolist()]
+        most = np.minimum(table.limit[rows] - known - ONE, self.most)
+        if table.tokens is not None:
+            most = np.minimum(most, np.where(table.proposed_for[rows] == known, table.proposed[rows], 0))
+        drafts: Ints = np.where(asked, np.minimum(surplus, most), 0)
+        return drafts
 
     def propose(self, request: Request, at_most: int) -> int:
-        table, row = self._table, request.row
-        known = table.known.item(row)
-        number = min(at_most, self.most, table.limit.item(row) - known - 1)
-        if number <= 0 or table.tokens is None:
-            return max(number, 0)
+        return self.propose_each([request], [at_most])[0]
+
+    def propose_each(self, requests: Sequence[Request], at_most: Sequence[int]) -> list[int]:
+        table, rows = self._table, rows_of(requests)
+        known = table.known[rows]
+        numbers: list[int] = (
+            np.minimum(np.minimum(at_most, self.most), table.limit[rows] - known - ONE).clip(0).tolist()
+        )
+        if table.tokens is None:
+            return numbers
         assert self._drafter is not None
-        drafts = self._drafter.propose(table.tokens[row, :known], number)[:number]
-        table.tokens[row, known : known + len(drafts)] = drafts
-        table.proposed[row], table.proposed_for[row] = len(drafts), known
-        return len(drafts)
+        for place, (row, begin) in enumerate(zip(rows.tolist(), known.tolist(), strict=True)):
+            tokens = table.tokens[row]
+            drafts = self._drafter.propose(tokens[:begin], numbers[place])[: numbers[place]]
+            numbers[place] = len(drafts)
+            tokens[begin : begin + len(drafts)] = drafts
+        table.proposed[rows], table.proposed_for[rows] = numbers, known
+        return numbers
 
     def survivals(self, request: Request) -> Sequence[float]:
         return self._shares.survivals(request.row, request.id)
@@ -206,6 +231,10 @@ class TableDrafts(Drafts):
 
     def note(self, rows: Ints, drafts: Ints, accepted: Ints) -> None:
         self._shares.note(rows, self._table.id[rows], drafts, accepted)
+
+
+def rows_of(requests: Collection[Request]) -> Ints:
+    return np.fromiter((request.row for request in requests), np.int64, len(requests))
 
 
 def is_stop(request: Request, token: int, ends_text: Callable[[Request, int], bool]) -> bool:

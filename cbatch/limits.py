@@ -1,7 +1,7 @@
 """The resources for a plan: the limits of an iteration, and the host's KV blocks, places and running requests."""
 
 from abc import ABC
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 
@@ -84,6 +84,11 @@ class Resources(ABC):
         ready = (request for request in self.decoding if request.num_ready and request not in without)
         requests = list(islice(ready, at_most))
         return requests, sum(self.kv.num_lacking(request, request.num_computed + 1) for request in requests)
+
+    def num_lacking(self, requests: Sequence[Request], num_tokens: Sequence[int]) -> int:
+        """Returns the free blocks that so many further tokens of running requests take together."""
+        pairs = zip(requests, num_tokens, strict=True)
+        return sum(self.kv.num_lacking(request, request.num_computed + number) for request, number in pairs)
 
     def decode_blocks(self) -> Mapping[Request, int]:
         """Returns the requests of `decoding` with a ready token, and the free blocks that the token takes: 0 or 1."""

@@ -166,24 +166,32 @@ class PlanBuilder(Filling):
 
     def _add_drafted(self, at_most: int | None, preempt_newest: bool, drafts: NumDrafts) -> int:
         """Adds decodes, and then drafts with what is left, in the same order."""
-        first, numbers = len(self._plan.requests), dict[Request, int]()
-        for request in self._view.decoding:
-            k = (
-                drafts(request)
-                if callable(drafts)
-                else drafts.get(request, 0)
-                if isinstance(drafts, Mapping)
-                else drafts
-            )
-            if k > 0:
-                self._plan.drafting = True
-                numbers[request] = k
-        late = {request for request in numbers if not self._view.drafts.can_have(request)}
-        added = self._add_decodes(at_most, preempt_newest, late)
-        for place in range(first, len(self._plan.requests)):
-            if k := numbers.get(self._plan.requests[place], 0):
+        decoding, first = self._view.decoding, len(self._plan.requests)
+        if isinstance(drafts, int):
+            numbers = dict.fromkeys(decoding, drafts) if drafts > 0 else {}
+        else:
+            number_of = drafts if callable(drafts) else lambda request: drafts.get(request, 0)
+            numbers = {request: k for request in decoding if (k := number_of(request)) > 0}
+        self._plan.drafting |= bool(numbers)
+        added = self._add_decodes(at_most, preempt_newest, self._view.drafts.late(numbers))
+        places = [place for place, request in enumerate(self._plan.requests) if place >= first and request in numbers]
+        requests = [self._plan.requests[place] for place in places]
+        wanted = [numbers[request] for request in requests]
+        if sum(wanted) > self._tokens_left or self._blocks_for(requests, wanted) > self._free_blocks:
+            for place, k in zip(places, wanted, strict=True):
                 self._add_drafts(place, k)
+            return added
+        found = self._view.drafts.propose_each(requests, wanted)
+        self._free_blocks -= self._blocks_for(requests, found)
+        for place, number in zip(places, found, strict=True):
+            self._plan.num_tokens[place] += number
+        self._count(0, sum(found))
         return added
+
+    def _blocks_for(self, requests: list[Request], drafts: list[int]) -> int:
+        """Returns the free blocks that drafts take beyond those of the tokens before them."""
+        lacking = self._view.num_lacking
+        return lacking(requests, [1 + number for number in drafts]) - lacking(requests, [1] * len(requests))
 
     def _add_drafts(self, place: int, k: int) -> int:
         """Adds at most `k` drafts to a decode in the plan; returns their number."""

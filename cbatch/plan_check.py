@@ -232,7 +232,7 @@ def _check(plan: Plan, state: State, rules: Rules) -> CheckedPlan:
     num_tokens, drafts = 0, None
     if requests:
         ready = state.table.ready(rows, counters)
-        if state.drafts.most and (drafts := state.drafts.planned(requests, counts - ready)) is not None:
+        if state.drafts.most and (drafts := state.drafts.planned(requests, rows, counts - ready)) is not None:
             ready += drafts
         wrong = (counts < ONE) | (counts > ready)
         if counts.dtype != np.int64 or wrong[wrong.argmax()]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.cost import CostModel
+from cbatch.drafts import rows_of
 from cbatch.kv import BlockHash, Freed, KVView
 from cbatch.limits import Limits, Resources
 from cbatch.plan_builder import PlanBuilder
@@ -144,6 +145,10 @@ class EngineView(View):
         if len(rows) > at_most:
             rows, requests = rows[:at_most], requests[:at_most]
         return requests, len(self._lack_a_block(rows).nonzero()[0])
+
+    def num_lacking(self, requests: Sequence[Request], num_tokens: Sequence[int]) -> int:
+        rows, pool = rows_of(requests), self._state.pool
+        return sum(pool.lacking(pool.room[rows], self._state.table.computed[rows] + num_tokens)[1])
 
     def decode_blocks(self) -> Mapping[Request, int]:
         requests, rows = self._ready_decodes()

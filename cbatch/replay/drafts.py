@@ -68,5 +68,7 @@ class FoundDrafts(TableDrafts):
         super().__init__(table, decoding, most, Zeros())
         self._real, self.found = real, dict[int, int]()
 
-    def propose(self, request: Request, at_most: int) -> int:
-        return super().propose(request, min(at_most, self.found.get(request.id, 0)) if self._real else at_most)
+    def propose_each(self, requests: Sequence[Request], at_most: Sequence[int]) -> list[int]:
+        pairs = zip(requests, at_most, strict=True)
+        most = [min(k, self.found.get(request.id, 0)) for request, k in pairs] if self._real else at_most
+        return super().propose_each(requests, most)
