@@ -96,12 +96,12 @@ class Declarations:
         return Accesses((*arrived, Items(kind, [*read])), (*leaving, Items(kind, [*written])))
 
     def _new_owners(self, step: Step) -> tuple[list[int], list[int]]:
-        """The blocks that a step writes and the table rows of its requests, if they had another owner."""
+        """The blocks that a step writes or reserves and the table rows of its requests, if they had another owner."""
         blocks, rows = list[int](), list[int]()
-        size, ends = step.pool.block_size, (step.start + step.num_tokens).tolist()
-        for request, row, start, end in zip(step.requests, step.rows.tolist(), step.start.tolist(), ends, strict=True):
+        size = step.pool.block_size
+        for request, row, start in zip(step.requests, step.rows.tolist(), step.start.tolist(), strict=True):
             owner = request.id, request.num_preemptions
-            held = step.pool.tables[row, start // size : blocks_for(end, size)].tolist()
+            held = step.pool.tables[row, start // size : step.pool.held_by(row)].tolist()
             blocks += [block for block in held if self._owner_of_block.get(block) != owner]
             self._owner_of_block |= dict.fromkeys(held, owner)
             if self._owner_of_row.get(row) != request.id:
