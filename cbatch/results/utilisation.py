@@ -80,6 +80,13 @@ class Machines:
         replica = self.replica_of if self.replica_of is not None else np.zeros(len(steps["ended"]), np.int64)
         return replica, device_seconds(steps, replica)
 
+    def joules(self, steps: StepColumns, seconds: Floats, watts: Floats) -> Floats:
+        """Returns the predicted joules of each iteration. watts: `Watts.of` one replica's GPUs, or those of each iteration's."""
+        _, busy, per_byte, per_flop, limit = watts.T
+        taken = busy * seconds + self.work.bytes(steps) * per_byte + self.work.flops(steps) * per_flop
+        joules: Floats = np.minimum(taken, limit * seconds)
+        return joules
+
 
 def machines_of(stated: Mapping[str, Any], replicas: Sequence[int] | NDArray[np.int64] = ()) -> Machines:
     """Returns the machines of a run. stated: `work`, `peaks` and any `watts`, as `about` has them. replicas: see `RunRecord`."""
@@ -113,9 +120,7 @@ def energy(machines: Machines, steps: StepColumns, window: Window, present: Floa
     """
     assert machines.watts is not None
     inside, (replica, seconds) = window.holds(steps["received_at"]), machines.times(steps)
-    idle, busy, per_byte, per_flop, limit = machines.watts.T
-    joules = machines.work.bytes(steps) * per_byte[replica] + machines.work.flops(steps) * per_flop[replica]
-    joules = np.minimum(busy[replica] * seconds + joules, limit[replica] * seconds)[inside]
+    idle, joules = machines.watts[:, 0], machines.joules(steps, seconds, machines.watts[replica])[inside]
     computing = np.bincount(replica[inside], seconds[inside], len(idle))
     return float(joules.sum() + (idle * np.maximum(present * window.seconds - computing, 0.0)).sum())
 

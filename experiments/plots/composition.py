@@ -1,6 +1,7 @@
 """Draws iterations over time: their tokens; running and waiting requests; KV cache; utilisation; parts of prompts."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from cbatch import ConfigError
 from cbatch.results.utilisation import device_seconds, machines_of
 from experiments.plots.series import load_runs
 from experiments.plots.style import DECODE, PADDING, PLAIN, PREFILL, Look, add_title, new_figure, print_style
-from experiments.store.csv_tables import POOL, REPLICA
+from experiments.store.csv_tables import ENERGY, POOL, REPLICA
 from experiments.store.tables import read_requests, read_steps
 
 _MOST_STEPS = 400
@@ -25,6 +26,7 @@ _TOKENS = {
     "padding": ("num_padding_tokens", PADDING),
 }
 """Column and colour by kind of token."""
+SHARES, POWER, PROMPTS = "used [%]", "power [W]", "prompts [%]"
 _PARTS = {"found": "#009E73", "computed": PREFILL, "recomputed": "#D55E00"}
 _MOST_REPLICAS = 4
 _MOST_PARTS = 60
@@ -33,8 +35,8 @@ _MOST_PARTS = 60
 
 @print_style()
 def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Figure:
-    """Draws panels over time: tokens, requests, KV cache, MFU and MBU where the GPU's peak is known, and with a prefix cache
-    the parts of prompts admitted at each time.
+    """Draws panels over time: tokens, requests, KV cache, MFU and MBU where the GPU's peak is known, the power of each replica's GPUs where
+    it is measured or predicted, and with a prefix cache the parts of prompts admitted at each time.
 
     Raises ConfigError if there is no finished run, there are several runs, or the run has no iterations or no such replica.
 
@@ -55,61 +57,91 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
     pools = [f" ({name})" for name, pool in about.get("pools", {}).items() for _ in range(pool["replicas"])]
     stated = about.get("utilisation", {})
     work = None if "work" not in stated or "num_scores" not in steps else stated
-    names = ["tokens per iteration", "requests", "KV [%]", *["used [%]"] * bool(work)]
-    names += ["prompts [%]"] * ("cached_tokens" in served)
+    readings = _readings(Path(run["folder"]), max(len(known), 1), about.get("pools", {}))
+    names = ["tokens per iteration", "requests", "KV [%]", *[SHARES] * bool(work)]
+    names += [POWER] * (readings is not None or bool(work and "watts" in work))
+    names += [PROMPTS] * ("cached_tokens" in served)
     omitted = len(known) - len(chosen)
     height, ratios, how = 1.7 + 0.9 * len(names), (2, *[1] * (len(names) - 1)), ""
     figure, rows = new_figure(len(names), len(parts), height, ratios=ratios, sharex=True, sharey="row")
     for column, (iterations, requests) in enumerate(parts):
-        panels = [row[column] for row in rows]
+        panels = {name: row[column] for name, row in zip(names, rows, strict=True)}
+        if readings is not None:
+            watts = readings[chosen[column] if chosen else 0]
+            panels[POWER].plot(watts.index, watts, drawstyle="steps-post", color="black", linewidth=1)
         if len(iterations):
             iterations = _with_shares(iterations, work, chosen[column] if chosen else 0)
             pool = about["pools"][iterations[POOL].iloc[0]] if POOL in iterations else about
             how = _draw_column(panels, iterations, requests, pool["limits"]["kv_blocks"])
         idle = "" if len(iterations) else ", idle"
-        panels[0].set_title(f"replica {chosen[column]}{pools[chosen[column]] if pools else ''}{idle}" if chosen else "")
-        panels[-1].set_xlabel("time [s]")
+        rows[0][column].set_title(
+            f"replica {chosen[column]}{pools[chosen[column]] if pools else ''}{idle}" if chosen else ""
+        )
+        rows[-1][column].set_xlabel("time [s]")
     for panel in figure.axes:
         panel.set_ylim(bottom=0)
         panel.xaxis.grid(visible=False)
         panel.margins(x=0.005)
     for row, name in zip(rows, names, strict=True):
         row[0].set_ylabel(name)
-    for row in (*rows[:2], *rows[3:]):
-        handles = next(filter(None, (panel.get_legend_handles_labels()[0] for panel in row)), [])
-        row[-1].legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    for row in rows:
+        if handles := next(filter(None, (panel.get_legend_handles_labels()[0] for panel in row)), None):
+            row[-1].legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     if omitted:
         how += f", {len(chosen)} of {len(known)} replicas"
     add_title(figure, shown, str(run["label"]), note=how, look=look)
     return figure
 
 
-def _draw_column(panels: list[Axes], steps: pd.DataFrame, requests: pd.DataFrame, kv_blocks: int) -> str:
+def _draw_column(panels: Mapping[str, Axes], steps: pd.DataFrame, requests: pd.DataFrame, kv_blocks: int) -> str:
     """Draws the iterations of an engine. Returns a description of the drawn iterations."""
+    tokens, counted, held, *_ = panels.values()
     drawn, how = _thin_out(steps)
     shown = {name: parts for name, parts in _TOKENS.items() if drawn[parts[0]].any()}
     counts, colours = [drawn[column] for column, _ in shown.values()], [colour for _, colour in shown.values()]
-    panels[0].stackplot(drawn["started"], *counts, step="post", labels=list(shown), colors=colours, linewidth=0)
+    tokens.stackplot(drawn["started"], *counts, step="post", labels=list(shown), colors=colours, linewidth=0)
     for name, style in (("running", "k-"), ("waiting", "r--")):
-        panels[1].plot(drawn["started"], drawn[f"num_{name}"], style, label=name, drawstyle="steps-post", linewidth=1)
+        counted.plot(drawn["started"], drawn[f"num_{name}"], style, label=name, drawstyle="steps-post", linewidth=1)
     used = 100 * drawn["kv_blocks_used"] / kv_blocks
-    panels[2].plot(drawn["started"], used, drawstyle="steps-post", color="black", linewidth=1)
-    shares = [name for name in ("mfu", "mbu") if name in drawn]
-    for name, style in zip(shares, ("k-", "b--"), strict=False):
-        values = 100 * drawn[name] / drawn["device_seconds"].where(drawn["device_seconds"] > 0)
-        panels[3].plot(drawn["started"], values, style, label=name.upper(), drawstyle="steps-post", linewidth=1)
-    for panel in panels[3 + bool(shares) :]:
-        _draw_prompts(panel, requests, steps["started"].max())
+    held.plot(drawn["started"], used, drawstyle="steps-post", color="black", linewidth=1)
+    for name, style, panel, factor in (
+        ("mfu", "k-", SHARES, 100),
+        ("mbu", "b--", SHARES, 100),
+        ("joules", "k-", POWER, 1),
+    ):
+        if name in drawn:
+            values = factor * drawn[name] / drawn["device_seconds"].where(drawn["device_seconds"] > 0)
+            label = name.upper() if panel == SHARES else None
+            panels[panel].plot(drawn["started"], values, style, label=label, drawstyle="steps-post", linewidth=1)
+    if PROMPTS in panels:
+        _draw_prompts(panels[PROMPTS], requests, steps["started"].max())
     return how
 
 
+def _readings(folder: Path, num_replicas: int, pools: Mapping[str, Any]) -> list[pd.Series] | None:
+    """Returns the watts of each replica's GPUs between two readings, by the time of the first; None without energy.csv."""
+    if not (folder / ENERGY).is_file():
+        return None
+    table = pd.read_csv(folder / ENERGY, index_col="time")
+    table = table.iloc[:: ceil(len(table) / _MOST_STEPS)]
+    watts = table.diff().div(table.index.to_series().diff(), axis=0).shift(-1).dropna()
+    gpus = [
+        pool["tensor_parallel"] * pool["pipeline_stages"] for pool in pools.values() for _ in range(pool["replicas"])
+    ]
+    ends = np.cumsum(gpus or [table.shape[1] // num_replicas] * num_replicas)
+    return [watts.iloc[:, first:end].sum(axis=1) for first, end in pairwise([0, *ends])]
+
+
 def _with_shares(steps: pd.DataFrame, stated: Mapping[str, Any] | None, replica: int) -> pd.DataFrame:
-    """Adds the seconds of each iteration and, as `mfu` and `mbu`, those that a GPU at its peak would need. stated: see `machines_of`."""
+    """Adds the seconds of each iteration, as `mfu` and `mbu` those that a GPU at its peak would need, and any predicted joules. stated: see `machines_of`."""
     if stated is None:
         return steps
     machines, columns = machines_of(stated), {str(name): values.to_numpy() for name, values in steps.items()}
+    seconds = device_seconds(columns, np.zeros(len(steps), np.int64))
+    taken = {} if machines.watts is None else {"joules": machines.joules(columns, seconds, machines.watts[replica])}
     return steps.assign(
-        device_seconds=device_seconds(columns, np.zeros(len(steps), np.int64)),
+        device_seconds=seconds,
+        **taken,
         mfu=machines.work.flops(columns) / machines.flops_per_second[replica],
         mbu=machines.work.bytes(columns) / machines.bytes_per_second[replica],
     )

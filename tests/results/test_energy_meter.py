@@ -17,6 +17,7 @@ from cbatch.results.utilisation import energy_figures, measured_energy
 from cbatch.runtime.gpu import energy
 from cbatch.runtime.gpu.energy import EnergyMeter, nvml_counters
 from experiments.api import Result, serve
+from experiments.plots import composition
 from experiments.settings.backends import Cpu
 
 
@@ -57,6 +58,10 @@ def test_a_real_run_has_the_energy_of_its_measured_part(
     assert list(table) == ["time", *(f"joules_{gpu}" for gpu in range(replicas))] and (table.iloc[0, 1:] == 0).all()
     assert table["time"].iloc[0] < 0.01 and table["time"].iloc[-1] > run.steps["done_at"].max() - 0.01
     assert run.summary["about"]["energy"]["readings"] == len(table) and "J per output token" in str(run)
+    drawn = composition.draw(tmp_path / "run").axes
+    panels = [panel for panel in drawn if panel.get_ylabel() == "power [W]"] or [drawn[3 * replicas]]
+    shown = [float(np.median(panel.get_lines()[0].get_ydata())) for panel in drawn[3 * replicas :]]
+    assert len(panels) == 1 and shown == pytest.approx(power, rel=0.1), "a column for each replica"
 
 
 def test_a_counter_that_fails_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

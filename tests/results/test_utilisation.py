@@ -12,6 +12,7 @@ from cbatch.cost import BatchShape
 from cbatch.results.utilisation import device_seconds
 from cbatch.sim import load_profile
 from experiments.api import Result, serve, simulate
+from experiments.plots import composition
 from experiments.store.tables import read_steps
 from reproduction.validation.energy import FITTED, ROWS, fit, rates
 
@@ -68,10 +69,10 @@ def test_utilisation_is_recomputed_from_the_table_of_iterations(tmp_path: Path, 
 
 @pytest.mark.long
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_energy_is_recomputed_from_the_table_of_iterations(replicas: int) -> None:
+def test_energy_is_recomputed_from_the_table_of_iterations(replicas: int, tmp_path: Path) -> None:
     """Busy watts, bytes and operations, at most the limit; pauses at the idle watts. The h200 states no power."""
     keys = {"requests": 60, "rate": 30, "batch": 16, "hardware": "h100", "replicas": replicas}
-    run = simulate("sarathi", "open_loop", **keys)
+    run = simulate("sarathi", "open_loop", **keys, output=tmp_path / "run")
     watts, idle = load_profile("h100").watts, 0.0
     assert watts is not None and "energy" not in simulate("sarathi", "open_loop", requests=5).summary
     joules, whole = 0.0, run.summary["run"]["counted_seconds"]
@@ -87,6 +88,9 @@ def test_energy_is_recomputed_from_the_table_of_iterations(replicas: int) -> Non
         (joules + idle) / whole
     )
     assert energy["joules_per_token"] == pytest.approx((joules + idle) / run.requests["output_tokens"].sum(), rel=1e-3)
+    [panel] = (panel for panel in composition.draw(tmp_path / "run").axes if panel.get_ylabel().startswith("power"))
+    drawn = panel.get_lines()[0].get_ydata()
+    assert np.nanmax(drawn) == pytest.approx(watts.limit) and np.nanmin(drawn[drawn > 0]) > watts.busy
 
 
 def test_the_power_of_the_h100_is_that_of_rows_it_was_not_fitted_to() -> None:
