@@ -155,7 +155,7 @@ class Streamed(Listed):
             make: makes the requests anew, in the order of their arrival times; called for the facts, and for the run.
 
         Raises:
-            WorkloadError: a request arrives before an earlier one, or has a known id. `due` raises it, too.
+            WorkloadError: a request arrives before an earlier one, or has a known id; also raised by `due`.
         """
         super().__init__()
         self.make, self._latest = make, 0.0

@@ -110,7 +110,7 @@ class Engine(Turns):
         return is_empty and self.inbox.is_empty and not state.leases
 
     def restart(self) -> None:
-        """Empties the prefix cache, as that of a machine that starts."""
+        """Empties the prefix cache, as on a machine that has just started."""
         if self.state.cache is not None:
             self.state.cache.pool.clear()
             if self.observer is not None:

@@ -130,7 +130,7 @@ class BlockCopies(NamedTuple):
     """The copies of KV blocks between host memory and device before an iteration; seconds on the executor's clock.
 
     num_out, num_back: blocks copied to the host, and from it. waited: seconds for which the iteration's start waited for the copies.
-    In a pipeline, the times are those of the first stage.
+    In a pipeline, the times describe the first stage.
     """
 
     iteration: int

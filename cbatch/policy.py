@@ -55,7 +55,7 @@ class Policy(Protocol):
     `steady = False` in the class, `plan` may set `self.steady` for the returned plan.
 
     `depends_on = ("prefix_cache", "clients")` in the class or the object: a run that lacks one of these has a note in its results.
-    Evictions and routers may have it, too. `experiments.report.notes` lists the names.
+    Evictions and routers may also have it. `experiments.report.notes` lists the names.
     """
 
     def plan(self, view: View) -> Plan:

@@ -133,9 +133,8 @@ class Request:
         self.output: list[int] = []  # token ids; filled when the request ends, empty in simulation
         self.num_output_tokens = self.num_preemptions = self.num_moves = self.num_recomputed_tokens = 0
         self.num_cached_tokens = self.num_host_tokens = self.num_cached_again = self.num_lost_tokens = 0
-        self._lost_to = self._resumed_at = (
-            0  # tokens computed before a preemption at most, and found at the latest admission
-        )
+        self._lost_to = 0  # the most tokens computed before a preemption
+        self._resumed_at = 0  # tokens found at the latest admission
         self.admitted_at: float | None = None  # seconds; first admission
         self.finished_at: float | None = None  # seconds
 

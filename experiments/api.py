@@ -84,7 +84,7 @@ def simulate(
         policy: an object with a method `plan(view)`, or a name: `"orca"`, `"vllm_v1(order=lcf)"`.
         workload: an object, or the name of a file in conf/workload: `"open_loop"`, `"azure_conv"`.
         output: folder for the results, as `python -m experiments.run output=...` writes them; None: nothing is written.
-        seeds: serve once for each of so many seeds, from `seed=` (0) on; returns `Replications`, and writes OUTPUT/seed=N.
+        seeds: number of seeds, from `seed=` (0) on, each served once; returns `Replications`, and writes OUTPUT/seed=N.
         keys: any key of conf/config.yaml (`batch`, `hardware`, `model`, `seed`, `metrics={"warmup_requests": 100}`), and of the
             workload, policy (by name), backend, runtime and model the last part of a key: `rate` for
             `workload.arrivals.rate`, `replicas` for `backend.replicas`. `requests` is `workload.num_requests`. Where two groups
@@ -112,7 +112,7 @@ def serve(
 ) -> Result:
     """Serves a workload with real tokens: `backend="cuda"`, by default where there is a GPU, or `"cpu"`.
 
-    Arguments, result and errors are those of `simulate`. Times are measured, and differ from run to run.
+    Arguments, result and errors are as for `simulate`. Times are measured, and differ from run to run.
     """
     return _serve(policy, workload, output, {"backend": "cuda" if count_gpus() else "cpu"}, keys)
 
@@ -228,7 +228,7 @@ def plot(name: str, folder: Folder, **keys: Any) -> "Figure":
 
     Args:
         name: of the plot, or the import path of your function.
-        keys: those of the command; a sequence or a mapping where the command takes several values.
+        keys: as for the command; a sequence or a mapping where the command takes several values.
 
     Raises:
         CbatchError: no such plot, folder or key; the plot cannot be made of these runs.

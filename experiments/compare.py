@@ -205,7 +205,7 @@ def pairs_of(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = ""
     If all settings differ, the baseline is a label that served the same requests; if there is none, the first of all.
 
     Args:
-        rows: as `read_replications` returns. metrics: keys of figures; those of tables by default.
+        rows: as `read_replications` returns. metrics: keys of figures; by default the figures of tables.
         baseline: a policy or a label; by default the policy of the first row.
 
     Raises:

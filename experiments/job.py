@@ -49,7 +49,7 @@ def serve_into(settings: Settings, folder: Path, **options: Any) -> dict[str, An
 
 
 class Command(NamedTuple):
-    """The parts of a command that differ between commands; the defaults are those of a run.
+    """The parts of a command that differ between commands; the defaults describe a run.
 
     config: file of its settings in conf/. read: makes settings from Hydra's composition, as `read_settings`.
     serve: as `serve_into`. result: name of the file with the figures, which is written last; empty if a finished run cannot be kept.

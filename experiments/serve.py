@@ -77,7 +77,7 @@ class Result:
 
     @cached_property
     def steps(self) -> "pd.DataFrame":
-        """A row for each iteration: the columns of steps.csv, those of `cbatch.StepRecord`; times in seconds."""
+        """A row for each iteration: the columns of steps.csv, named as in `cbatch.StepRecord`; times in seconds."""
         from experiments.store.tables import frame_of_steps, read_steps
 
         return read_steps(self.streamed) if self.streamed else frame_of_steps(self.record)
@@ -206,7 +206,7 @@ def _host_figures(run: Run) -> dict[str, float]:
 
 
 def _limits_of(run: Run) -> dict[str, Any]:
-    """Returns the size of the KV cache and the limit of a batch; of unlike replicas, those of each iteration."""
+    """Returns the size of the KV cache and the limit of a batch; if replicas differ, those of each iteration."""
     if len(run.setups) == 1:
         return {"num_blocks": run.kv.num_blocks, "max_batch": run.limits.max_batch}
     sizes = [(engine.state.pool.num_blocks, engine.limits.max_batch) for engine in run.engine.engines]

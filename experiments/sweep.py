@@ -60,7 +60,7 @@ def _name_of_sweep(arguments: list[str]) -> str | None:
 def _check_apart(sweep: str) -> None:
     """Checks that the folder of a sweep neither contains a run or another sweep nor lies in one: its table would show both.
 
-    Raises ConfigError: the folder of a run or of another sweep; ClaimedError: that of a sweep that begins now.
+    Raises ConfigError: the folder of a run or of another sweep; ClaimedError: the folder of a sweep that begins now.
     """
     own, *around = (sweep_folder(str(path)) for path in (Path(sweep), *Path(sweep).parents) if path.parts)
     inside = [path.parent for path in own.glob(f"*/**/{UNFINISHED}") if read_state(path.parent).get("of") == _SWEEP]

@@ -210,10 +210,9 @@ class Bounds:
         hopeless = (self.prefill[members] > ttft) | (self.service[members] > total)
         arrival = self.arrival[members][~hopeless]
         heaviest = sorted(self.work, key=lambda work: -float(np.add(*work).sum()))[:_MOST_TRIED]
-        late = [
-            fewest_late(arrival, arrival + limit, seconds[members][~hopeless])
-            for work in heaviest
-            for limit, seconds in ((ttft, work[0]), (total, np.add(*work)))
-            if np.isfinite(limit)
-        ]
+        late = list[int]()
+        for prompt, decodes in heaviest:
+            for limit, seconds in ((ttft, prompt), (total, prompt + decodes)):
+                if np.isfinite(limit):
+                    late.append(fewest_late(arrival, arrival + limit, seconds[members][~hopeless]))
         return int(hopeless.sum()) + max(late)

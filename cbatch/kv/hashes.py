@@ -106,7 +106,7 @@ class Prefix:
         return self._hashes_of_text(index, num_blocks, before)
 
     def _hashes_of_text(self, index: int, num_blocks: int, before: BlockHash) -> Sequence[BlockHash]:
-        """Returns the hash of a block that consists of several texts, or those of the blocks of one text."""
+        """Returns the hash of one block that spans several texts, or the hashes of consecutive blocks of one text."""
         size, texts = self._pool.block_size, self._texts
         first = bisect_right(texts, index * size, key=itemgetter(1)) - 1
         end = bisect_left(texts, (index + 1) * size, key=itemgetter(1))

@@ -109,7 +109,7 @@ def read_config(path: str | Path) -> "PreTrainedConfig":
 
 
 def _dtype(file: Path) -> str:
-    """Returns the number format that a config.json states, or else that of most bytes of the weights beside it."""
+    """Returns the number format that a config.json states, or else the format of most bytes of the weights beside it."""
     content = _read(file)
     stated = [text for key in ("dtype", "torch_dtype") if (text := content.get(key)) not in (None, "auto")]
     if stated:

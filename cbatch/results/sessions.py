@@ -70,7 +70,7 @@ def _is_in(window: Window, turn: Entry) -> bool:
 
 
 def _times(turns: Collection[Entry]) -> tuple[float, float, int]:
-    """Returns the seconds of a session, those in which a turn of it is unfinished, and the number of its turns."""
+    """Returns the seconds of a session, its seconds with an unfinished turn, and the number of its turns."""
     begins, ends = (np.array([getattr(turn, name) for turn in turns]) for name in ("arrival_time", "finished_at"))
     whole = Window(float(begins.min()), float(ends.max()))
     return whole.seconds, busy_seconds(begins, ends, whole), len(turns)

@@ -44,7 +44,7 @@ def summarize(
     """Returns all metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
 
     Args:
-        num_blocks, max_batch: size of the KV cache, and limit of a batch; of unlike replicas, those of each iteration.
+        num_blocks, max_batch: size of the KV cache, and limit of a batch; an array by iteration if replicas differ.
         overshoot_tokens: `State.num_overshoot_tokens`.
         warmup_requests, drain_requests: see `find_window`. A request counts if its end lies in the window.
         objectives: for `goodput`, of requests without objectives of their own.
@@ -140,7 +140,7 @@ def _cost_of_pool(run: Gathered, pool: str, window: Window, paid: Floats, num_co
 def _prefix_cache(
     ended: Collection[Entry], num_evicted_blocks: int, host: Mapping[str, float] | None
 ) -> dict[str, Any]:
-    """Returns the figures of requests that end in the measured part, and of these those of each tier and client that a request names."""
+    """Returns the figures of requests that end in the measured part: of all, and by tier and client where requests name them."""
     named = {"tiers": _hits_by("tier", ended), "clients": _hits_by("client", ended)}
     groups: dict[str, Any] = {name: hits for name, hits in named.items() if hits}
     if host is not None:
@@ -173,7 +173,7 @@ def hits_of(requests: Iterable[Entry], found: str = "num_cached_tokens") -> dict
 def _run(
     ended: Collection[Entry], requests: Served, steps: StepColumns, window: Window, num_counted: int, num_cancelled: int
 ) -> Figures:
-    """Returns figures of the whole run, warm-up and drain included; `counted_*` are those of the window."""
+    """Returns figures of the whole run, warm-up and drain included; `counted_*` describe the window."""
     computed = float(steps["num_prefill_tokens"].sum() + steps["num_decode_tokens"].sum())
     lost = sum(request.num_lost_tokens for request in ended)
     recomputed = sum(request.num_recomputed_tokens for request in ended)

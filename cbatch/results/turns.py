@@ -13,11 +13,8 @@ def early_turns(ended: Iterable[Entry], served: Served) -> dict[str, int]:
     turns: all such turns. arrived: turns that arrived before that answer was complete. answered: turns that got a token before.
     """
     sessions = {request.id: request.session for request in ended if request.session is not None}
-    times, tokens = (
-        (served.arrival, served.first_token, served.last_token),
-        (served.prompt_tokens, served.output_tokens),
-    )
-    columns = (served.id, *times, *tokens)
+    names = ("id", "arrival", "first_token", "last_token", "prompt_tokens", "output_tokens")
+    columns = [getattr(served, name) for name in names]
     # by session: when the answers so far are complete; tokens of the latest turn and its answer
     latest: dict[str, tuple[float, int]] = {}
     turns = arrived = answered = 0

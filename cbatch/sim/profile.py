@@ -100,7 +100,7 @@ class Profile:
 
     name, hardware, source: the GPU, and the source of the numbers.
     compared: real runs and the errors of their simulation, by loop. error: the text for runs that `compared` does not cover.
-    memory_bytes: memory of the device. block_size: default tokens per KV block, those of the measured engine.
+    memory_bytes: memory of the device. block_size: default tokens per KV block, as in the measured engine.
     price: US dollars per hour of one device; None: unknown. watts: power, for the figures `energy`; None: unknown.
     peak: rates of the data sheet, for utilisation; None: the ceilings stand for them. ceilings: for unmeasured parts.
     attention, small_operations: for models that resemble no measured model.

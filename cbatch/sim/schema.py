@@ -22,7 +22,7 @@ LARGEST = 1e30
 """Positive numbers must lie between 1 / LARGEST and LARGEST, so that their products and quotients remain finite."""
 
 NOISE, SLOWEST_LINK, LEAST_MESSAGE = 0.5, 5e7, 1e6
-"""Least ratio of a link's time to that of any smaller message; bytes/s; bytes below which latency counts."""
+"""Least ratio of a message's time to the time of any smaller message; least bytes/s; bytes below which latency dominates."""
 
 _number = partial(core_schema.float_schema, le=LARGEST, allow_inf_nan=False, strict=True)
 
@@ -115,7 +115,7 @@ def check_ascending(key: str, sizes: Sequence[float]) -> None:
 
 
 def _check_link(sizes: Sequence[float], seconds: Sequence[float]) -> None:
-    """Raises ValueError if times fall with the bytes of a message, or are those of milliseconds."""
+    """Raises ValueError if times fall as messages grow, or look like milliseconds."""
     if any(later < NOISE * most for later, most in zip(seconds, accumulate(seconds, max), strict=True)):
         raise ValueError("seconds must not fall as bytes grow")
     if seconds[-1] * SLOWEST_LINK > max(sizes[-1], LEAST_MESSAGE):

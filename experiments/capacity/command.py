@@ -53,7 +53,7 @@ class SimulatedSettings(SimulatedKeys, Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchKeys(SimulatedKeys):
-    """The root keys with those of conf/capacity.yaml."""
+    """The root keys, and the keys of conf/capacity.yaml."""
 
     attainment: Share
     requests: Annotated[Literal["auto"] | Annotated[int, whole(_FEWEST_REQUESTS, _MOST_REQUESTS)], Give(_NUM_REQUESTS)]
@@ -77,7 +77,7 @@ def measure(
     log: Callable[[str], None] = print,
     bar: bool = True,
 ) -> dict[str, Any]:
-    """Searches a capacity and writes its folder; returns the content of capacity.json. The arguments are those of `serve`.
+    """Searches a capacity and writes its folder; returns the content of capacity.json. The arguments are as for `serve`.
 
     Raises CbatchError: a setting that cannot be used, a failure of the policy, or a capacity that cannot be found.
     """

@@ -90,7 +90,7 @@ def draw(
     Args:
         x: the key of the setting on the x axis; or rate, the measured arrivals per second; pd, the P:D ratio; kv, the KV cache's size.
         y: figures of summary.json by key or pattern, as in ttft_seconds.p99,attainment.tiers.*.share.
-        baseline: a policy; adds a panel of each figure over that of the policy.
+        baseline: a policy; adds a panel for the ratio of each figure to the policy's figure.
         goal: the share in percent that a thin line marks.
     """
     axis, y = AXES.get(x) or axis_of(x), tuple(f"{key}.run" if key in ("mfu", "mbu") else key for key in y)

@@ -65,7 +65,7 @@ def check_few(runs: pd.DataFrame) -> None:
 
 
 def _arrange(runs: pd.DataFrame, look: Look, names: Collection[str] = ()) -> pd.DataFrame:
-    """Returns the runs with the user's labels, in the user's order. names: on axes, which the user may rename, too."""
+    """Returns the runs with the user's labels, in the user's order. names: texts on axes, which the user may also rename."""
     known, labels = list(dict.fromkeys(runs["label"])), runs["label"].replace(dict(look.labels))
     for part, text in look.labels.items():
         pattern = rf"(?<![\w.]){re.escape(part)}(?![\w.])"  # a whole part of labels: chunk=2 does not match chunk=256

@@ -82,7 +82,7 @@ class Look:
     """The style of a plot, and the choice of its runs.
 
     Args:
-        labels: texts in place of labels or of parts of them, LABEL=TEXT;LABEL=TEXT.
+        labels: texts that replace labels or parts of labels, LABEL=TEXT;LABEL=TEXT.
         order: the labels that come first, LABEL;LABEL.
         size: width,height of the whole figure in inches.
         xlim, ylim: the ends of the axes of every panel, LOW,HIGH.

@@ -31,9 +31,8 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
     figure, [[panel]] = new_figure(1, 1, 3.4)
     across, up = (points_of(runs, "all", key).set_index("label") for key in (x, y))
     for place, label in enumerate(across.index):
-        xerr, yerr = (
-            [[at["mean"] - at["low"]], [at["high"] - at["mean"]]] for at in (across.loc[label], up.loc[label])
-        )
+        points = across.loc[label], up.loc[label]
+        xerr, yerr = ([[at["mean"] - at["low"]], [at["high"] - at["mean"]]] for at in points)
         style = {**line_style(place), "linestyle": "", "label": label, "capsize": 2, "clip_on": False}
         panel.errorbar([across.loc[label, "mean"]], [up.loc[label, "mean"]], xerr=xerr, yerr=yerr, **style)
     panel.set(xlabel=heading_of(x).text, ylabel=heading_of(y).text)

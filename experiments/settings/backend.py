@@ -70,7 +70,7 @@ class Transfers(Described):
 
 @dataclass(frozen=True, kw_only=True)
 class Backend(ABC):
-    """Where a run executes; the defaults are those of real tokens.
+    """Where a run executes; the defaults suit real tokens.
 
     name: as in the results. simulated: whether times are predicted. block_size: default tokens per KV block of real tokens.
     predicts_with: profile for the predictions of policies where no settings name one.

@@ -26,7 +26,7 @@ def is_auto(keys: Mapping[str, Any]) -> bool:
 
 
 def with_batch(keys: Mapping[str, Any], batch: int) -> dict[str, Any]:
-    """Returns the keys with a number in place of `auto`, in the workload, too, if it takes the run's batch."""
+    """Returns the keys with a number in place of `auto`, also in a workload that takes the run's batch."""
     workload = keys["workload"]
     if isinstance(workload, Mapping) and is_auto(workload):
         workload = {**workload, KEY: batch}

@@ -67,7 +67,7 @@ def exit_status(command: Callable[[], int], resume_hint: str) -> int:
     130 after Ctrl-C, which is answered by the line of a policy that was running, and by `resume_hint` unless the error has notes;
     143 after SIGTERM where `sigterm_raises`.
     141, as after SIGPIPE, if the reader of its output has ended, as `head` does; 2 after a user error, and if the output cannot be
-    written for another reason, such as a full disk. Else that of the command.
+    written for another reason, such as a full disk. Otherwise the command's own.
     """
     print_any_text()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as set by `experiments`

@@ -121,7 +121,7 @@ class Keys:
 class Composed:
     """Hydra's composition for one run.
 
-    keys: the run's keys, resolved. overrides: those of its command line. choices: the option of each group.
+    keys: the run's keys, resolved. overrides: of its command line. choices: the chosen option of each group.
     name: its folder's name in a sweep, before it is shortened. number: its place in its sweep.
     swept: the values that its experiment sweeps, by key; those of `keys` are the defaults.
     unused: keys that no section refers to, such as `chunk` with a policy without chunks.
@@ -147,7 +147,7 @@ class Composed:
 class Settings(Keys):
     """All settings of a run.
 
-    eviction: that of the prefix cache; None without a prefix cache. autoscale: None: all replicas are always there.
+    eviction: of the prefix cache; None without one. autoscale: None: all replicas are always there.
     chosen: what each `auto` of a group was resolved to, and why, by key. composed: the source of the settings.
     """
 
@@ -250,7 +250,7 @@ def _backend(section: object, chosen: dict[str, str]) -> Backend:
 
 
 def _model(section: object, has_dtype: bool, chosen: dict[str, str]) -> ModelSpec:
-    """Returns the model's shape, that of its checkpoint if `model.path` names one. has_dtype: the command line states the dtype."""
+    """Returns the model's shape, from its checkpoint if `model.path` names one. has_dtype: whether the command line states the dtype."""
     spec: ModelSpec = construct("model", section, needs=ModelSpec.__slots__)
     if spec.path is not None:
         dtype = spec.dtype if has_dtype else None

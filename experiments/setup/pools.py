@@ -88,7 +88,7 @@ class Setup(NamedTuple):
 
 
 def pools_of(settings: Settings) -> dict[str, Settings]:
-    """Returns the settings of each pool by name; without pools, those of the run alone."""
+    """Returns the settings of each pool by name; without pools, the run's settings under an empty name."""
     backend = settings.backend
     return {name: _in_pool(settings, pool) for name, pool in (backend.pools or {"": Pool()}).items()}
 

@@ -27,7 +27,7 @@ MOST_REQUESTS = 10_000_000
 
 
 def as_range(value: object, accept: ValidatorFunctionWrapHandler) -> Any:
-    """Validates the least and the most of a range, given as a list or tuple, or as one number for both."""
+    """Validates the least and the most of a range, given as a list, a tuple, or a single number for both."""
     pair = tuple(value) if isinstance(value, list) else (value, value) if isinstance(value, int | float) else value
     least, most = accept(pair)
     if least > most:
@@ -46,7 +46,7 @@ Share = Annotated[float, Field(gt=0, le=1, strict=True), Give("a number above 0,
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Tier(Described):
-    """A service class. share: its share of all requests. slo: None takes that of the workload."""
+    """A service class. share: its share of all requests. slo: None takes the workload's."""
 
     share: Share
     priority: Annotated[int, Field(strict=True), Give("a whole number")] = 0
@@ -151,7 +151,7 @@ class Workload(Described, ABC):
         return Drawn(columns, Sampling(**vars(self.sampling)), seeds, stops, iterations)
 
     def _with_shared(self, prompts: list[list[int]], trace: Trace, vocabulary_size: int) -> list[list[int]]:
-        """Replaces the tokens that prompts share: those of texts, and those of each hash id."""
+        """Replaces the tokens that prompts share: the tokens of texts, and of each hash id."""
 
         @lru_cache(maxsize=10_000)
         def drawn(kind: int, number: int, length: int) -> list[int]:

@@ -44,7 +44,7 @@ class Chat(DrawnRequests, ClosedLoop):
         arrive at drawn times, whether or not the previous turn has been answered. With real tokens, the answers within prompts are
         drawn, and differ from the model's.
     num_requests: turns of all chats; in closed loop the last chat is whole.
-    arrivals: those of chats. lengths: those of a turn's new tokens, and of its answer.
+    arrivals: of chats. lengths: of a turn's new tokens, and of its answer.
     turns: of each chat, or the least and the most, drawn uniformly.
     system: tokens of the prompt that all chats share; 0: none. pause: seconds, exponentially distributed.
     """

@@ -62,7 +62,7 @@ class Client(Described):
         return max(self._end(duration) - self.begin, 0.0) * (self.rate + last) / 2
 
     def times(self, random: np.random.Generator, duration: float) -> Floats:
-        """Draws arrival times in seconds: those of a process of rate 1, on a clock that runs at the client's rate."""
+        """Draws arrival times in seconds: a process of rate 1, on a clock that runs at the client's rate."""
         span = self._end(duration) - self.begin
         counts = self._unit_times(random, self.expected(duration))
         slope = 0.0 if self.end_rate is None or span <= 0 else (self.end_rate - self.rate) / span

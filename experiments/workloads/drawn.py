@@ -19,7 +19,7 @@ class Drawn(Sequence[Request]):
 
     columns: fields of `RequestSpec` by name, [requests]; None stands for the default. sampling, stop_tokens: equal for all.
     seeds: sampling seeds of the requests, where `sampling` is no column.
-    iterations: at which requests arrive, by id, of those that arrive by iteration.
+    iterations: by id, the iterations of the requests that arrive by iteration.
     """
 
     columns: Mapping[str, NDArray[Any] | Sequence[Any]]

@@ -127,7 +127,7 @@ class OpenLoop(DrawnRequests):
 class PrefixGroups(DrawnRequests):
     """Each request belongs to a group drawn at random; the requests of a group share the first `prefix` tokens of their prompts.
 
-    lengths: those of the rest of the prompt, and of the output.
+    lengths: of the rest of the prompt, and of the output.
     """
 
     groups: Annotated[int, whole(1, MOST_REQUESTS)] = 32

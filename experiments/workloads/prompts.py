@@ -61,7 +61,7 @@ class PromptFile(Workload, Fit):
     """The requests of a JSONL file (plain or .gz), in its order; each line is an object with keys of `PromptLine`.
 
     `arrival_time` is in seconds from the start of the run and never decreases. Text needs a model with a tokenizer, messages one
-    with a chat template; token ids also run in simulation, where only their number matters. Keys of a line override those of the workload.
+    with a chat template; token ids also run in simulation, where only their number matters. Keys of a line override the workload's.
 
     closed: a line whose session has earlier lines is the next turn. It arrives `pause` seconds after the previous answer, and its
         messages follow the earlier messages and the model's answers. Only the first line of a session has an `arrival_time`.
@@ -180,7 +180,7 @@ def _prompt(path: str, number: int, line: PromptLine, vocabulary: Vocabulary | N
 
 
 def _chat(path: str, number: int, said: Sequence[Said], vocabulary: Vocabulary | None) -> list[int]:
-    """Returns the token ids of a chat, whose latest messages are those of a line."""
+    """Returns the token ids of a chat, which ends with the messages of a line."""
     tokenizer = _tokenizer(path, number, vocabulary)
     try:
         return tokenizer.encode_chat(said)

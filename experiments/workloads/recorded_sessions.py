@@ -125,7 +125,7 @@ class RecordedSessions(ClosedLoop):
         return dict(sessions)
 
     def _outputs(self) -> dict[int, list[int]]:
-        """Returns the tokens of each answer, from the file beside that of the decisions."""
+        """Returns the tokens of each answer, from the file beside the decisions."""
         file = Path(self.path).with_name(OUTPUTS)
         try:
             lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

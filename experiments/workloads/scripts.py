@@ -26,7 +26,7 @@ class Turn(NamedTuple):
 
 
 class Session(NamedTuple):
-    """name: of the session. system: tokens that its prompts share with those of all sessions."""
+    """A session by its name. system: tokens that the prompts of all sessions share."""
 
     name: str
     turns: Sequence[Turn]
@@ -41,7 +41,7 @@ class Said(NamedTuple):
 
 
 def prompts_of(session: Session, first: int) -> list[Said]:
-    """Returns the prompts of a session's turns. first: number of its first turn among those of all sessions.
+    """Returns the prompts of a session's turns. first: number of its first turn, counted over all sessions.
 
     The first turn that repeats all of another goes on with the same text; further ones begin texts of their own.
     """

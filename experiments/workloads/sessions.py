@@ -45,7 +45,7 @@ class _Open:
 
 
 class Sessions(Listed):
-    """The arrivals of sessions. Each request has the number of its turn among those of all sessions as its id, under every policy."""
+    """The arrivals of sessions. A request's id is the number of its turn, counted over all sessions, under every policy."""
 
     follow_ends = True
 

@@ -13,7 +13,7 @@ from policies.pauses import TimeToLive
 
 
 class SoftTTL(Eviction):
-    """Blocks of no live session go first, then those of sessions whose time is over, then the others.
+    """Evicts blocks of no live session first, then blocks of sessions whose time is over, then the others.
 
     A session is live from its first release until its `last` request has ended. If its latest request does not say whether it is the
     last, the session ends when its time is over. The time restarts at each release, and is over at its end (now >= end).

@@ -29,5 +29,5 @@ class BoundedLoads:
 
 
 def bound(loads: dict[int, int], factor: float) -> int:
-    """Returns the requests that a replica may have, the arriving one included. The ceiling is that of the decimal number."""
+    """Returns the requests that a replica may have, the arriving one included. The ceiling is computed in decimal."""
     return -int(-Fraction(str(factor)) * (sum(loads.values()) + 1) // len(loads))

@@ -1,7 +1,7 @@
 """vLLM production-stack's routers that know prefixes: KVAware, PrefixAware and LoadAware.
 
 Source: vllm-project/production-stack @a6c01db0, `routing_logic.py`; LoadAware: the text of PR #1035. Ties: the lowest index.
-Differences: lookups are those of the replicas' reported caches, and of whole KV blocks in place of characters.
+Differences: lookups use the replicas' reported caches, and whole KV blocks instead of characters.
 """
 
 from cbatch import Request

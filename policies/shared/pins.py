@@ -119,7 +119,7 @@ class PinnedSessions(SarathiServe, ABC):
         return min(sum(number // view.kv.block_size for number in tokens), view.kv.num_cached)
 
     def _unpin_latest(self, but: Hashable = None) -> bool:
-        """Ends the pin with the latest end. Returns False if there is none but that of `but`."""
+        """Ends the pin with the latest end, other than `but`. Returns False if there is none."""
         others = [(pin.until, pin.number, program) for program, pin in self.pinned.items() if program != but]
         if others:
             self.give_up(max(others)[-1])

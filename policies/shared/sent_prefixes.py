@@ -41,7 +41,7 @@ class SentPrefixes:
             self._parents.move_to_end(block_hash)
 
     def trim(self, most: int) -> None:
-        """Removes whole leaves, least recently used first, until at most so many blocks are left."""
+        """Removes whole leaves, least recently used first, until at most this many blocks are left."""
         while len(self._parents) > most:
             block: BlockHash | None = next(iter(self._parents))
             while block is not None:
