@@ -21,8 +21,9 @@ _SLO = {"slo_ttft": "ttft", "slo_tbt": "tbt", "slo_total": "total"}
 
 
 class ServedRequest(Request):
-    """source: vLLM's request; None after the end. num_cached: returns a waiting request's tokens in the prefix cache.
+    """A request that vLLM serves.
 
+    source: vLLM's request; None after the end. num_cached: returns a waiting request's tokens in the prefix cache.
     announced: whether `on_arrival` was called. ends_at: tokens computed or in flight from which on the last token by length is being sampled.
     """
 

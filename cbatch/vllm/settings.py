@@ -34,7 +34,7 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """mode: the consequence of an illegal plan or of a policy's error.
+    """A policy for vLLM. mode: the consequence of an illegal plan or of a policy's error.
 
     strict     the error ends vLLM's engine
     fallback   vLLM decides that iteration by its own rule, which is counted and logged

@@ -118,7 +118,7 @@ class VllmKVView(KVView):
 
 
 class VllmView(View):
-    """in_flight: iterations, oldest first. last_ended_at: end of the latest ended iteration, in seconds."""
+    """The state of vLLM's scheduler. in_flight: iterations, oldest first. last_ended_at: seconds, end of the latest ended iteration."""
 
     iteration = 0
     kv: VllmKVView

@@ -26,7 +26,8 @@ Violations = Iterator[Violation]
 
 
 class Property(NamedTuple):
-    """
+    """A property of policies.
+
     name: for the command line. needed: whether every policy must have the property. text: short description.
     violations: called with a history and the policy's chunk.
     """

@@ -14,8 +14,9 @@ from cbatch.results.utilisation import Machines, Work
 
 
 class Heading(NamedTuple):
-    """text: name with the unit. axis: text on an axis; empty: same as `text`. factor: multiplies values in the unit of summary.json.
+    """How a figure is shown.
 
+    text: name with the unit. axis: text on an axis; empty: same as `text`. factor: multiplies values in the unit of summary.json.
     kind: scale of intervals and axes. better: "higher" or "lower"; empty if neither.
     """
 

@@ -107,5 +107,5 @@ def _replication_of(workload: Workload) -> tuple[Workload, int, int]:
 
 @lru_cache(maxsize=16)
 def _highest_rate(pickled: bytes, replications: int, num_requests: int) -> float:
-    """pickled: settings, which cannot be hashed."""
+    """Returns the highest rate that any policy can sustain. pickled: settings, which cannot be hashed."""
     return bounds_together(pickle.loads(pickled), replications, num_requests).rate

@@ -27,7 +27,7 @@ Turns = Annotated[
 
 
 class _Chats(NamedTuple):
-    """counts: turns of each chat. starts: seconds. The others: [turns of all chats]; pauses: seconds, 0 for first turns."""
+    """Drawn chats. counts: turns of each chat. starts: seconds. The others: [turns of all chats]; pauses: seconds, 0 for first turns."""
 
     counts: Ints
     starts: Floats
