@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -19,7 +20,7 @@ BLOCK = 4096
 """Words of 8 bytes that a program copies at once."""
 
 PROGRAMS = 64
-"""Enough for the rate of a plain copy, on half of the multiprocessors."""
+"""93% of a plain copy's rate between two H200s. On one GPU, where a plain copy has all multiprocessors, 128 reach 88%, 64 reach 76%."""
 
 
 @triton.jit(do_not_specialize=["num_blocks"])
@@ -78,12 +79,12 @@ class BlockCopies:
     @torch.inference_mode()
     def __call__(self, pairs: Any) -> int:
         """Copies blocks and waits for the copies; returns the bytes. pairs: int32 [2, blocks], each block's number there and here."""
-        numbers = torch.tensor([list(map(int, blocks)) for blocks in pairs], dtype=torch.int32, pin_memory=True)
+        numbers = torch.from_numpy(np.stack(pairs).astype(np.int32))
         num_bytes, ends = 0, []
         for (there, here), stream in zip(self._ends, self._streams, strict=True):
             with torch.cuda.stream(stream):
-                num_bytes += enqueue_copy(there, here, numbers.to(there.keys.device, non_blocking=True))
-                ends.append(torch.cuda.Event(blocking=True))
+                num_bytes += enqueue_copy(there, here, numbers.to(there.keys.device))
+                ends.append(torch.cuda.Event())
                 ends[-1].record(stream)
         for event in ends:
             event.synchronize()
