@@ -31,6 +31,7 @@ LOADS = {"azure_conv_lengths": (12, 24, 36), "azure_code_lengths": (6, 12, 18)}
 """Requests per second, by workload."""
 
 OBJECTIVES = {"strict": Objectives(ttft=0.2, tpot=0.008), "relaxed": Objectives(ttft=0.5, tpot=0.02)}
+LAYOUTS = "both", "pull", "push"
 LARGEST = Request(0, 8191, 1)
 SETUP = "model=llama-3.1-8b policy=sarathi_serve chunk=512 batch=128 max_tokens=2048 kv_tokens=262144 block_size=128 prefix_cache=true"
 POOLS = "backend.router=least_loaded backend.pools={p:{role:prefill},d:{role:decode}}"
@@ -43,11 +44,18 @@ def server_of(*keys: str) -> ReplicatedServer:
     return server
 
 
-def figures(server: ReplicatedServer, workload: str, apart: bool, vocabulary: Any = None) -> dict[str, Any]:
+def laid_out(server: ReplicatedServer, layout: str) -> ReplicatedServer:
+    """Returns the server whose replicas do both, or pull or push what the prefiller has computed."""
+    if layout == "both":
+        return replace(server, roles=(), moves=None, router=LeastLoaded())
+    assert server.moves is not None
+    return replace(server, moves=replace(server.moves, push=layout == "push"))
+
+
+def figures(server: ReplicatedServer, workload: str, layout: str, vocabulary: Any = None) -> dict[str, Any]:
     """Serves a workload and returns its figures."""
     chosen: Any = compose_run(*SETUP.split(), *workload.split())
-    if not apart:
-        server = replace(server, roles=(), moves=None, router=LeastLoaded())
+    server = laid_out(server, layout)
     record = server.engine(chosen.policy(), chosen.workload.source(vocabulary)).run()
     return _figures(record)
 
@@ -66,6 +74,7 @@ def _figures(record: RunRecord) -> dict[str, Any]:
             "GB/s": float(np.median(rates)),
             "GB": sum(sent.num_bytes for sent in record.transfers) / 1e9,
         }
+        found["hidden share"] = float(np.mean([sent.hidden for sent in record.transfers]))
         found["transfer ms"] = 1e3 * float(np.median([sent.ended - sent.started for sent in record.transfers]))
     return found
 
@@ -92,21 +101,24 @@ def main(
         from cbatch.model.checkpoint import Vocabulary
 
         rows, device, about = [], hardware_name("cuda"), {}
-        cells = product(((name, rate) for name, rates in LOADS.items() for rate in rates), range(seeds), (False, True))
-        for (name, rate), seed, apart in cells:
+        cells = product(((name, rate) for name, rates in LOADS.items() for rate in rates), range(seeds), LAYOUTS)
+        for (name, rate), seed, layout in cells:
+            if layout == "push" and rate != LOADS[name][1]:
+                continue
             lengths = "workload.lengths.max_length=8191 workload.lengths.too_long=clip"
             keys = f"workload=traces/{name} workload.arrivals.rate={rate} workload.num_requests={round(rate * seconds)} seed={seed} {lengths}"
-            rows.append({"workload": name, "rate": rate, "seed": seed, "apart": apart, "keys": keys})
+            rows.append({"workload": name, "rate": rate, "seed": seed, "layout": layout, "keys": keys})
         real = server_of("backend=cuda", f"hardware={hardware}")
         vocabulary = Vocabulary(compose_run(*SETUP.split()).model)
-        for way in (True, False):  # compiles what the first run would compile
-            server = real if way else replace(real, roles=(), moves=None, router=LeastLoaded())
-            server.engine(compose_run(*SETUP.split()).policy(), equal_requests(64, 300, 16, 32000)).run()
+        for layout in LAYOUTS:  # compiles what the first run would compile
+            laid_out(real, layout).engine(
+                compose_run(*SETUP.split()).policy(), equal_requests(64, 300, 16, 32000)
+            ).run()
     for row in rows:
         keys = f"{row['keys']} traces={traces}"
-        row["simulated"] = figures(simulated, keys, row["apart"])
+        row["simulated"] = figures(simulated, keys, row["layout"])
         if real is not None:
-            row["measured"] = figures(real, keys, row["apart"], vocabulary)
+            row["measured"] = figures(real, keys, row["layout"], vocabulary)
         print(show(row), flush=True)
     print(
         f"written: {write_benchmark('apart', device, {**about, 'profile': hardware, 'runs': rows}, folder, VALIDATION)}"
@@ -115,9 +127,8 @@ def main(
 
 def show(row: dict[str, Any]) -> str:
     """Returns a run's line: figures, with the simulated ones behind."""
-    layout = "prefill | decode" if row["apart"] else "two of both"
     real, simulated = row.get("measured", {}), row["simulated"]
     parts = [
         f"{name} {real.get(name, float('nan')):.4g} ({simulated.get(name, float('nan')):.4g})" for name in simulated
     ]
-    return f"{row['workload']} {row['rate']}/s, seed {row['seed']}, {layout}: {', '.join(parts)}"
+    return f"{row['workload']} {row['rate']}/s, seed {row['seed']}, {row['layout']}: {', '.join(parts)}"
