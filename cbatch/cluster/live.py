@@ -30,7 +30,7 @@ _BETWEEN_TURNS = 0.1  # seconds between calls of `on_turn`
 class _Replica(Posted):
     """The requests of an engine that serves on a thread of its own, which sends the ended ones, and at last None or its exception."""
 
-    def __init__(self, engine: Engine, send: Callable[[Request | BaseException | None], object]) -> None:
+    def __init__(self, engine: Engine, send: Callable[[Any], object]) -> None:
         super().__init__(SimpleQueue())
         self._engine, self._send = engine, send
         self.thread = Thread(target=self._serve, name="replica", daemon=True)
@@ -40,6 +40,12 @@ class _Replica(Posted):
             message()
         else:
             super().receive(message)
+
+    def left(self, prefilled: Prefilled) -> None:
+        self._send(prefilled)
+
+    def adopted(self, request: Request) -> None:
+        pass
 
     def ended(self, request: Request) -> None:
         super().ended(request)
@@ -67,8 +73,14 @@ class LiveCluster(Cluster):
 
     # -- the threads of `LiveTransfers` -------------------------------------------------------------------------------
 
-    def tell(self, message: Any) -> None:
-        self._messages.put(message)
+    def tell(self, message: Prefilled | BaseException) -> None:
+        if isinstance(message, Prefilled):
+            self._replicas[message.replica].left(message)
+        else:
+            self._messages.put(message)
+
+    def adopted(self, request: Request, replica: int) -> None:
+        self._replicas[replica].adopted(request)
 
     def post(self, replica: int, message: Any) -> None:
         self._replicas[replica].messages.put(message)
@@ -84,22 +96,27 @@ class LiveCluster(Cluster):
         with self._serving():
             return super().run(on_turn)
 
+    def begin(self, replicas: Sequence[Any], messages: "SimpleQueue[Any]") -> None:
+        """Routes to these replicas from now on. messages: what they send, for `take_in`."""
+        self._replicas, self._messages, self._received = replicas, messages, list[Any]()
+        self._decoders: dict[int, int] = {}  # by the request's id; -1: not chosen yet
+        self._left = set[int]()  # ids of open requests whose clients have left
+        self._num_serving, self._num_open = len(replicas), [0] * len(replicas)
+
     @contextmanager
     def _serving(self) -> Iterator[None]:
         self.executor.now()  # starts all clocks
-        self._messages: SimpleQueue[Any] = SimpleQueue()
-        self._received: list[Any] = []
-        self._replicas = [_Replica(engine, self._messages.put) for engine in self.engines]
-        self._decoders: dict[int, int] = {}  # by the request's id; -1: not chosen yet
-        self._num_serving, self._num_open = len(self._replicas), [0] * len(self._replicas)
-        for engine, replica in zip(self.engines, self._replicas, strict=True):
+        messages = SimpleQueue[Any]()
+        replicas = [_Replica(engine, messages.put) for engine in self.engines]
+        self.begin(replicas, messages)
+        for engine, replica in zip(self.engines, replicas, strict=True):
             engine.arrivals = replica
             replica.thread.start()
         try:
             yield
         except BaseException:
             self.executor.close()
-            for replica in self._replicas:
+            for replica in replicas:
                 replica.messages.put(None)
                 replica.thread.join(timeout=10)
             raise
@@ -150,6 +167,10 @@ class LiveCluster(Cluster):
         while not self._messages.empty():
             self._received.append(self._messages.get())
         received, self._received = self._received, []
+        return self.take_in(received)
+
+    def take_in(self, received: Sequence[Any]) -> Sequence[Request]:
+        """Takes in what replicas have sent; returns the requests that have ended. Raises the exception of a replica."""
         for message in received:
             if isinstance(message, BaseException):
                 raise message
@@ -158,6 +179,7 @@ class LiveCluster(Cluster):
         self._num_serving -= received.count(None)
         ended = [message for message in received if isinstance(message, Request)]
         for request in ended:
+            self._left.discard(request.id)
             self._num_open[replica := self.replica_of[request.id]] -= 1
             self._bind(self._decoders.pop(request.id, -1), -1)
             if self.transfers is not None and (decoder := self.transfers.ended(request, replica)) is not None:
@@ -173,6 +195,13 @@ class LiveCluster(Cluster):
         self._num_open[prefiller] -= 1
         self._num_open[decoder] += 1
         self.transfers.offer(request, prefiller, decoder, moved)
+        if request.id in self._left:
+            self.post(decoder, request.id)
+
+    def cancel(self, id_: int) -> None:
+        """Tells the replica of an open request, and the next one if it moves, that its client has left."""
+        self._left.add(id_)
+        self.post(self.replica_of[id_], id_)
 
     def _bind(self, decoder: int, sign: int) -> None:
         """Counts a request whose decoder, if that is not -1, was chosen before the prefill."""

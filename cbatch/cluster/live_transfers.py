@@ -39,8 +39,11 @@ class Prefilled(NamedTuple):
 class Threads(Protocol):
     """The threads of a cluster."""
 
-    def tell(self, message: Any) -> None:
-        """Sends a `Prefilled`, or an exception, which ends the run, to the thread that routes."""
+    def tell(self, message: Prefilled | BaseException) -> None:
+        """Sends a request to its decoder by the thread that routes, or ends the run by an exception."""
+
+    def adopted(self, request: Request, replica: int) -> None:
+        """A request is on its way to a decoder, whose thread calls."""
 
     def post(self, replica: int, message: Any) -> None:
         """Sends a request that arrives at a replica, or a function that its thread runs."""
@@ -100,7 +103,7 @@ class LiveTransfers:
 
     def offer(self, request: Request, prefiller: int, decoder: int, moved: Moved) -> None:
         """Hands a request with a computed prompt to its decoder, after the copies that have begun."""
-        offer = partial(self._threads.post, decoder, partial(self._engines[decoder].offer, request, moved, 0.0))
+        offer = partial(self._threads.post, decoder, partial(self._offer, decoder, request, moved))
         self._in_order((prefiller, decoder), offer) if request.id in self._sent else offer()
 
     def ended(self, request: Request, replica: int) -> int | None:
@@ -170,6 +173,10 @@ class LiveTransfers:
         )
         pair = self._prefiller_of[id_], decoder
         self._in_order(pair, partial(self._copy_rest, pair, sent, loading, moved))
+
+    def _offer(self, decoder: int, request: Request, moved: Moved) -> None:
+        self._engines[decoder].offer(request, moved, 0.0)
+        self._threads.adopted(request, decoder)
 
     def _forget(self, decoder: int, request: Request) -> None:
         self._engines[decoder].inbox.forget(request)

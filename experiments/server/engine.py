@@ -3,6 +3,7 @@
     inbox      RequestSpec    a client asks; its `arrival_time` is of `perf_counter`
                int            id of a request whose client has left
                None           the door closes: requests that have not ended are cut, and the loop ends
+               others         what replicas between which requests move send to the thread that routes: see `LiveCluster`
     outbox     int            it serves; the most tokens of a request
                Turn           after each turn of the loop that has changed something
                dict or str    it has ended: the run's summary, or the error
@@ -13,21 +14,22 @@ Several replicas have an inbox and a thread each, and the thread that serves rou
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Lock
 from time import perf_counter, sleep
 from traceback import format_exception
 from typing import Any, NamedTuple
 
-from cbatch import CbatchError, Engine, Request, RequestSpec, RunRecord, Status
+from cbatch import CbatchError, ConfigError, Engine, Request, RequestSpec, RunRecord, Status
 from cbatch.arrivals import Posted
-from cbatch.cluster import Cluster
+from cbatch.cluster import Cluster, LiveCluster
+from cbatch.cluster.live_transfers import Prefilled
 from cbatch.facts import facts_of
+from cbatch.host import drive
 from experiments.serve import decisions_of, serve
+from experiments.server.replicas import Inbox, serve_moving, serve_replicas
 from experiments.server.settings import ServerSettings
 from experiments.settings.error_lines import one_line
 from experiments.setup.assemble import Run
@@ -50,7 +52,6 @@ class Turn(NamedTuple):
     replica: int = 0
 
 
-Inbox = SimpleQueue[Message]
 Send = Callable[[int | Turn | dict[str, Any] | str], object]
 Log = Callable[[str], None]
 
@@ -73,11 +74,18 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: P
             most = min(settings.longest, engine.state.pool.num_tokens + 1)  # the last token never enters the KV cache
             engine.check_fits(Request(0, most - 1, 1))  # so does any other
             engine.leaps, longest = False, max(longest, most)  # clients see each token when it comes
-        clients = _clients(settings, run.engine.engines, inbox, send)
+        if settings.backend.simulated and isinstance(run.engine, Cluster) and run.engine.transfers is not None:
+            raise ConfigError(
+                "backend.pools: requests do not move between a server's simulated replicas; give role=both"
+            )
+        moving = run.engine.transfers if isinstance(run.engine, Cluster) else None
+        clients = _clients(settings, run.engine.engines, inbox, send, moving is not None)
         send(longest)
         try:
-            if isinstance(run.engine, Cluster):
-                _serve_replicas(run.engine, clients, inbox)
+            if isinstance(run.engine, LiveCluster) and moving is not None:
+                serve_moving(run.engine, clients, inbox)
+            elif isinstance(run.engine, Cluster):
+                serve_replicas(run.engine, clients, inbox)
             else:
                 clients[0].serve()
         except CbatchError as error:
@@ -94,9 +102,9 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: P
 
 
 def _clients(
-    settings: ServerSettings, engines: Sequence[Engine], inbox: Inbox, send: Send
+    settings: ServerSettings, engines: Sequence[Engine], inbox: Inbox, send: Send, moving: bool
 ) -> "Sequence[ClientArrivals]":
-    """Returns the arrivals of each engine; of several, each has an inbox of its own, and messages are sent one at a time."""
+    """Returns the arrivals of each engine; of several, each has an inbox of its own, and messages are sent one at a time. moving: between them."""
     if len(engines) == 1:
         return [ClientArrivals(settings, engines[0], inbox, send)]
     lock = Lock()
@@ -105,27 +113,8 @@ def _clients(
         with lock:
             send(message)
 
-    return [ClientArrivals(settings, engine, Inbox(), send_alone, number) for number, engine in enumerate(engines)]
-
-
-def _serve_replicas(cluster: Cluster, clients: "Sequence[ClientArrivals]", inbox: Inbox) -> None:
-    """Forwards messages to replicas, on a thread each, until the door closes, or a replica or the router fails. Raises its error."""
-    with ThreadPoolExecutor(len(clients)) as threads:
-        serving = [threads.submit(each.serve) for each in clients]
-        for replica in serving:
-            replica.add_done_callback(lambda _: inbox.put(None))
-        try:
-            while (message := inbox.get()) is not None:
-                if isinstance(message, RequestSpec):
-                    cluster.route(clients[0].request(message), clients[0].now())
-                id_ = message if isinstance(message, int) else message.id
-                if id_ in cluster.replica_of:
-                    clients[cluster.replica_of[id_]].messages.put(message)
-        finally:
-            for each in clients:
-                each.messages.put(None)
-    for replica in serving:
-        replica.result()
+    router = inbox if moving else None
+    return [ClientArrivals(settings, each, Inbox(), send_alone, number, router) for number, each in enumerate(engines)]
 
 
 class ClientArrivals(Posted):
@@ -134,10 +123,21 @@ class ClientArrivals(Posted):
     lag: the most seconds by which the tokens of a simulated iteration came too late. num_cut: see `give_up`.
     """
 
-    def __init__(self, settings: ServerSettings, engine: Engine, inbox: Inbox, send: Send, replica: int = 0) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        engine: Engine,
+        inbox: Inbox,
+        send: Send,
+        replica: int = 0,
+        router: Inbox | None = None,
+    ) -> None:
+        """router: of requests that move between replicas; gets those that leave, and those that have ended."""
         super().__init__(inbox, settings.patience.seconds)
         engine.attach(self)
-        self._engine, self._send, self._replica = engine, send, replica
+        self._engine, self._send, self._replica, self._router = engine, send, replica, router
+        self._leaving: list[Prefilled] = []  # since the last turn that was told
+        self._left: set[int] = set()  # ids of requests that are not here yet, and whose clients have left
         self.lag = 0.0
         self.num_cut: int | None = None
         self._is_simulated, self._scale = settings.backend.simulated, settings.server.time_scale
@@ -150,7 +150,10 @@ class ClientArrivals(Posted):
     def serve(self) -> None:
         """Serves until the door closes; cuts all requests if the engine fails, and raises its error."""
         try:
-            self._engine.run(lambda _: self.report())
+            if self._router is None:
+                self._engine.run(lambda _: self.report())
+            else:  # others may still read blocks
+                drive(self._engine, self, lambda _: self.report())
         except CbatchError:
             self.give_up()
             raise
@@ -175,22 +178,42 @@ class ClientArrivals(Posted):
         super().wait(host, time)
         host.sleep_until(min(time, self.now()))
 
-    def receive(self, message: Message) -> None:
+    def receive(self, message: Any) -> None:
         match message:
             case RequestSpec():
-                self._live[message.id] = new = self.request(message)
-                self.requests.append(new)
-                super().receive(new)
+                self.receive(self.request(message))
+            case Request():
+                self.requests.append(message)
+                super().receive(message)
+                self.adopted(message)
             case int():
                 if request := self._live.get(message):
                     self._engine.cancel(request)
+                elif self._router is not None:
+                    self._left.add(message)
             case None if self._is_open:
                 super().receive(None)
                 self.give_up()
+            case _ if callable(message):
+                message()
+
+    def adopted(self, request: Request) -> None:
+        """Takes a request that is here from now on."""
+        self._live[request.id] = request
+        if request.id in self._left:
+            self._left.discard(request.id)
+            self._engine.cancel(request)
+
+    def left(self, prefilled: Prefilled) -> None:
+        """Lets a request go on elsewhere, once its first token has been told."""
+        del self._live[prefilled.request.id]
+        self._leaving.append(prefilled)
 
     def ended(self, request: Request) -> None:
         super().ended(request)
         del self._live[request.id]
+        if self._router is not None:
+            self._router.put(request)
 
     def give_up(self) -> None:
         """Cuts all requests, ignoring further errors of a policy that has failed."""
@@ -213,11 +236,18 @@ class ClientArrivals(Posted):
         record, state = self._engine.record, self._engine.state
         ended, receivers = record.requests[self._num_ended :], record.receivers[self._num_steps :]
         self._num_ended, self._num_steps = len(record.requests), len(record.steps)
-        now = len(state.running), len(state.waiting), state.pool.num_used / state.pool.num_blocks
+        inbox, leaving = self._engine.inbox, self._leaving
+        coming = len(inbox.wanted) + len(inbox.offered) + len(inbox.loading)
+        now = len(state.running), len(state.waiting) + coming, state.pool.num_used / state.pool.num_blocks
         if ended or receivers or now != self._state:
             self._state = now
             ids = receivers[0].tolist() if receivers else []  # a turn ends one iteration at most
-            self._send(Turn(ids, self._tokens(ids, ended), ended, now, self._replica))
+            gone = [*ended, *(prefilled.request for prefilled in leaving)]
+            self._send(Turn(ids, self._tokens(ids, gone), ended, now, self._replica))
+        self._leaving = []
+        for prefilled in leaving:
+            assert self._router is not None
+            self._router.put(prefilled)
 
     def _tokens(self, ids: list[int], ended: list[Request]) -> list[int]:
         """Returns the newest tokens of each request, as many as its id is named."""

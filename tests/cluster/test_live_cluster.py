@@ -6,8 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import inf
+from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from apart import check_empty, serve_apart
 from schedules import UnitCost
@@ -16,7 +19,9 @@ from tiny_models import LLAMA, LONGEST_OUTPUT, greedy_references, make_executor
 from cbatch import Engine, Eviction, FinishReason, KVSize, Limits, Plan, Policy, Request, Server, Status, View
 from cbatch.arrivals import Listed
 from cbatch.cluster import LiveCluster, Moves, ReplicaView, Role, RoundRobin, Router
+from cbatch.cluster.live_transfers import Prefilled
 from cbatch.errors import PolicyError
+from cbatch.moves import Moved
 from cbatch.request import spec_of
 from cbatch.runtime.transfers import copy_blocks
 from cbatch.sim.interpolation import PiecewiseLinear
@@ -191,6 +196,23 @@ def test_random_policies_and_clients_keep_tokens_and_blocks() -> None:
         cluster.executor.close()
         transfers += cluster.record.transfers
     assert len(transfers) > 50 and any(transfer.hidden for transfer in transfers)
+
+
+def test_a_client_that_left_before_a_move_is_told_to_the_decoder() -> None:
+    """The prefiller may have handed the request over before it hears of the client; then the decoder ends the request."""
+    cluster, requests = move_cluster(connected), asked(0, 0)
+    queues = [SimpleQueue[Any]() for _ in cluster.engines]
+    cluster.begin([SimpleNamespace(messages=queue) for queue in queues], SimpleQueue())
+    for request in requests:
+        cluster.arrive(request, 0.0)
+    cluster.cancel(1)
+    for request in requests:
+        moved = Moved(np.zeros(0, np.int32), None, 0.0)
+        cluster.take_in([Prefilled(request, cluster.replica_of[request.id], moved)])
+    told = [[queue.get() for _ in range(queue.qsize())] for queue in queues]
+    assert told[:2] == [[requests[0]], [requests[1], 1]]
+    assert [len(messages) for messages in told[2:]] == [1, 2] and told[3][1] == 1
+    cluster.executor.close()
 
 
 class OneChunk(SarathiServe):

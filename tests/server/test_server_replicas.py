@@ -1,7 +1,9 @@
 """A server over several replicas, as its door sees it: answers, cancellations, failures and the end are those of one engine."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -49,6 +51,63 @@ def test_replicas_answer_as_one_engine_does(tmp_path: Path) -> None:
     assert dict(zip(rows["id"], rows["replica"], strict=True)) == {0: 0, 1: 1, 2: 2, 3: 0, 4: 1, 5: 2}
     assert all({*turn.ids} <= {turn.replica, turn.replica + 3} for turn in told["three"])
     assert read_steps(tmp_path / "three").groupby("pool")["num_requests"].max().to_dict().keys() == {"a", "b"}
+
+
+ROLES = ("backend.pools={p: {role: prefill}, d: {role: decode}}", "prefix_cache=true", "block_size=4")
+
+
+@pytest.mark.parametrize("push", ["false", "true"])
+def test_prompts_are_computed_by_one_replica_and_answers_continued_by_another(push: str, tmp_path: Path) -> None:
+    told = dict[str, list[Any]]()
+    for name, keys in (("one", ()), ("two", (*ROLES, f"backend.transfers.push={push}"))):
+        specs = [spec(id_, [*range(3 + 9 * id_)], 1 + 2 * id_) for id_ in range(6)]
+        _, *told[name], figures = converse(tmp_path / name, until_all_ended(specs), *TINY, *keys)
+        assert figures["run"]["requests"] == 6
+    assert answers(told["one"]) == answers(told["two"])
+    firsts = [id_ for turn in told["two"] for id_ in turn.ids if turn.replica == 0]
+    assert sorted(firsts) == [*range(6)], "the first token of each"
+    rows = read_requests(tmp_path / "two").set_index("id")
+    assert rows["replica"].to_dict() == {0: 0, **dict.fromkeys(range(1, 6), 1)}, "request 0 has one token"
+    meters = Meters(2)
+    for turn in told["two"]:
+        meters.count(turn)
+    tokens = [meters.get_sample_value("cbatch:generation_tokens_total", {"replica": str(each)}) for each in (0, 1)]
+    assert tokens == [6, sum(2 * id_ for id_ in range(6))]
+
+
+@pytest.mark.parametrize("push", ["false", "true"])
+@pytest.mark.parametrize("seed", range(5))
+def test_clients_leave_anywhere_and_the_end_cuts_the_rest(seed: int, push: str, tmp_path: Path) -> None:
+    """Before, beside and after the move, whose blocks are all free at the end; who stays has the tokens of one engine."""
+    draw = Random(seed)
+    specs = [spec(id_, [*range(3 + 7 * id_)], 12) for id_ in range(12)]
+    leaving = draw.sample(range(12), 6)
+
+    def answer(message: Any, turns: list[Turn]) -> Sequence[Message]:
+        if isinstance(message, int):
+            return [*specs[:8], *leaving[:2]]
+        if not isinstance(message, Turn):
+            return []
+        if len(turns) == 3:
+            return [*specs[8:], leaving[2]]
+        ended = {end.id for turn in turns for end in turn.ended}
+        return [None] if len(ended) > 9 else leaving[3 + len(turns) % 3 :][:1] if draw.random() < 0.3 else []
+
+    _, *turns, figures = converse(tmp_path / "run", answer, *TINY, *ROLES, f"backend.transfers.push={push}")
+    reasons = Counter(end.finish_reason for turn in turns for end in turn.ended)
+    assert reasons[FinishReason.CANCELLED] == figures["about"]["cut"] + figures["about"]["cancelled"]
+    assert sum(reasons.values()) == 12 and reasons[FinishReason.CANCELLED] >= 3
+    _, *alone, _ = converse(tmp_path / "one", until_all_ended(specs), *TINY)
+    whole = answers(alone)
+    for id_, tokens in answers(turns).items():
+        assert tokens == whole[id_][: len(tokens)]
+    for end in (end for turn in turns for end in turn.ended):
+        assert end.output == answers(turns).get(end.id, [])
+
+
+def test_requests_do_not_move_between_simulated_replicas_of_a_server(tmp_path: Path) -> None:
+    [said] = converse(tmp_path / "run", lambda message, turns: [None], *SIMULATED, *ROLES[:2])
+    assert said.startswith("backend.pools: requests do not move between a server's simulated replicas")
 
 
 def test_who_leaves_and_who_stays_are_on_their_replica(tmp_path: Path) -> None:
