@@ -50,6 +50,15 @@ class BatchShape(NamedTuple):
         """Returns the tokens whose keys and values attention reads, its own tokens included, shared ones once."""
         return self.decode_context - self.num_shared + sum(map(sum, self.chunks))
 
+    def with_drafts(self, number: int) -> "BatchShape":
+        """Returns the shape with drafts of its decodes. A draft is a row of its own that shares the context of a decode."""
+        context = number * self.decode_context // max(self.num_decodes, 1)
+        return self._replace(
+            num_decodes=self.num_decodes + number,
+            decode_context=self.decode_context + context,
+            num_shared=self.num_shared + context,
+        )
+
 
 class CostModel(Protocol):
     def predict(self, shape: BatchShape) -> float:

@@ -100,6 +100,8 @@ class Step:
         """Returns the shape for a cost model. A request that computes one token counts as a decode."""
         if self.known_shape is not None:
             return self.known_shape
+        if self.drafts is not None:
+            return self._shape_with_drafts(self.drafts)
         start = self.start.tolist()  # summing a short list is faster than a short array
         num_requests, context = len(start), sum(start) + len(start)
         num_padding = self.pad_to - self.num_batch_tokens
@@ -114,6 +116,17 @@ class Step:
             context -= before + 1
         num_shared = self.pool.num_shared_tokens(self.rows[self.num_tokens == ONE])
         self.known_shape = BatchShape(tuple(chunks), num_requests - len(chunks), context, num_padding, num_shared)
+        return self.known_shape
+
+    def _shape_with_drafts(self, drafts: Ints) -> BatchShape:
+        """Returns the shape of `split`: a decode and its drafts are rows that share the decode's context."""
+        is_decode = self.num_tokens - drafts == ONE
+        context, more = self.start[is_decode] + ONE, drafts[is_decode]
+        chunks = zip(self.num_tokens[~is_decode].tolist(), self.start[~is_decode].tolist(), strict=True)
+        num_shared, num_padding = int((more * context).sum()), self.pad_to - self.num_batch_tokens
+        total = int(context.sum()) + num_shared + int((more * (more + ONE)).sum()) // 2
+        num_shared += self.pool.num_shared_tokens(self.rows[is_decode])
+        self.known_shape = BatchShape(tuple(chunks), len(more) + int(more.sum()), total, num_padding, num_shared)
         return self.known_shape
 
 

@@ -21,6 +21,7 @@ from cbatch.executor import BlockCopies, Executor, Step, StepResult, Turn
 from cbatch.kv import Copies
 from cbatch.model.topology import Topology
 from cbatch.sim.cost import ProfileCost, StageTimes, following_decodes
+from cbatch.sim.drafter import SurvivalsDrafter
 from cbatch.sim.measured import HostTime
 from cbatch.sim.power import GpuClock
 from cbatch.sim.stages import Cause, Span, StageAccount, Stages
@@ -31,13 +32,20 @@ class SimExecutor(Executor):
 
     needs_tokens = False
 
-    def __init__(self, cost: CostModel, host: HostTime | float = 0.0, server_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        cost: CostModel,
+        host: HostTime | float = 0.0,
+        server_seconds: float = 0.0,
+        drafter: SurvivalsDrafter | None = None,
+    ) -> None:
         """
         cost: predicts the device seconds of a batch shape, for one GPU or, if a `ProfileCost`, for its topology.
         host: host time per iteration; a number means seconds for every batch.
         server_seconds: see `Arrivals`.
+        drafter: drafts in the first stage before an iteration, and draws what is accepted; None: no draft is.
         """
-        self.cost, self.server_seconds = cost, server_seconds
+        self.cost, self.server_seconds, self._drafter = cost, server_seconds, drafter
         self.host = host if isinstance(host, HostTime) else HostTime(host)
         self._profile = cost if isinstance(cost, ProfileCost) else _OneGpu(cost)
         self.num_stages = self._profile.topology.pipeline_stages
@@ -55,6 +63,9 @@ class SimExecutor(Executor):
     def launch(self, step: Step) -> Span:
         shape = step.shape()
         times, eager_seconds = self._profile.execute(shape), self.host.eager_seconds
+        drafter = None if step.drafts is None else self._drafter
+        if drafter is not None:
+            times = times._replace(embedding=times.embedding + drafter.seconds_of(step))
         self._advance(self._now + self.host.of(len(step.requests)), Cause.HOST)
         is_eager = eager_seconds and shape.chunks and self._profile.is_eager(shape)
         launched = self._now + (eager_seconds if is_eager else 0.0)
@@ -71,6 +82,8 @@ class SimExecutor(Executor):
                 begins, shape, times, saved=saved, full=full, carried_from=carried_from, launched=launched
             )
         span = span if blocks is None else span._replace(blocks=blocks)
+        if drafter is not None:
+            span = span._replace(accepted=drafter.draw(step))
         self._latest.append(span)
         self._advance(launched, Cause.HOST)
         return span
@@ -80,7 +93,8 @@ class SimExecutor(Executor):
         self._advance(in_flight.ended, Cause.COMPUTE if full else Cause.NO_WORK, in_flight.shape)
         self._num_in_flight -= 1
         num_tokens = self.graph_tokens(in_flight.shape)
-        return StepResult(None, in_flight.started, in_flight.ended, None, num_tokens, blocks=in_flight.blocks)
+        started, ended, blocks, accepted = in_flight.started, in_flight.ended, in_flight.blocks, in_flight.accepted
+        return StepResult(None, started, ended, None, num_tokens, blocks=blocks, accepted=accepted)
 
     def ends_at(self, in_flight: Span) -> float:
         return in_flight.ended

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from cbatch.cost import BatchShape
 from cbatch.executor import BlockCopies
+from cbatch.request import Ints
 from cbatch.sim.cost import StageTimes
 
 
@@ -68,7 +69,7 @@ class Span(NamedTuple):
     """When an iteration was computed, in virtual seconds: start in the first stage, end in the last stage.
 
     bubbles: seconds that stages waited for the iteration, summed over all three kinds and all stages.
-    blocks: copies of KV blocks that came before.
+    blocks: copies of KV blocks that came before. accepted: see `StepResult`.
     """
 
     started: float
@@ -76,6 +77,7 @@ class Span(NamedTuple):
     shape: BatchShape
     bubbles: float
     blocks: BlockCopies | None = None
+    accepted: Ints | None = None
 
 
 class Stages:

@@ -28,7 +28,7 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 _OWN_KEYS = ("_target_", "_convert_", "_recursive_")  # Hydra's `_convert_` and `_recursive_` have no effect
 
-BY_IMPORT_PATH = ("policy", "eviction", "chunking", "predictor", "autoscale", "drafter")
+BY_IMPORT_PATH = ("policy", "eviction", "chunking", "predictor", "autoscale", "drafter", "drafting")
 """Groups whose option may be the import path of a class."""
 
 PASSED_ON = ("chunking", "predictor", "chunk", "seed")

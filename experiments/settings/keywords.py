@@ -109,7 +109,7 @@ def _overrides(keys: Mapping[str, Any], objects: tuple[str, ...], config: str) -
     known = _known_keywords(tuple(groups.values()), objects, config)
     spelled: dict[str, str] = {}
     for keyword, value in keys.items():
-        if "policy" in objects and keyword in PASSED_ON and keyword != "seed":
+        if "policy" in objects and keyword in (*PASSED_ON, "drafting") and keyword != "seed":
             raise ConfigError(f"{keyword}={value}: has no effect on a policy object; give it to the policy")
         if keyword not in known:
             names = [name for name in known if name.isidentifier() and name != "_target_"]

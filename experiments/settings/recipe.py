@@ -10,6 +10,7 @@ from cbatch import ConfigError, Policy
 from cbatch.described import arguments_of, describe
 from cbatch.policy import copy_policy
 from experiments.settings.construct import build_arguments, check_section, construct, locate, parameters_of
+from policies.drafting import WithDrafts
 
 
 @dataclass(frozen=True, repr=False)
@@ -18,7 +19,7 @@ class Recipe:
 
     A user's policy without a `__repr__` is printed as its class with the arguments that differ from their defaults.
 
-    section: the class and its arguments. made: an object from Python, which is copied instead.
+    section: the class and its arguments, and as `drafting` a drafting rule, if any. made: an object from Python, which is copied instead.
     """
 
     section: Mapping[str, Any]
@@ -49,8 +50,11 @@ class Recipe:
         return Recipe, (self.section, self.made)  # an unused policy may not be picklable
 
     def _construct(self) -> Policy:
-        policy: Policy = construct("policy", self.section, needs=("plan",))
-        return policy
+        section = {key: value for key, value in self.section.items() if key != "drafting"}
+        policy: Policy = construct("policy", section, needs=("plan",))
+        if (drafting := self.section.get("drafting")) is None:
+            return policy
+        return WithDrafts(policy, construct("drafting", drafting, needs=("num_drafts", "observe")))
 
     @cached_property
     def _text(self) -> str:
@@ -69,8 +73,13 @@ class Recipe:
         return describe(kind.__name__, others)
 
 
-def recipe_of(section: object, chunk: int | str, chosen: dict[str, str]) -> Recipe:
-    """Returns the recipe that a section describes. With chunk=auto, `PDAware` replaces a chunk selector with an argument `chunk`."""
+def recipe_of(section: object, chunk: int | str, chosen: dict[str, str], drafting: object = None) -> Recipe:
+    """Returns the recipe that a section describes. With chunk=auto, `PDAware` replaces a chunk selector with an argument `chunk`.
+
+    drafting: section of a drafting rule, unless the policy's section has one of its own, as in policy=orca(drafting=ema).
+    """
+    if isinstance(section, Mapping) and "drafting" in section:
+        section, drafting = {key: value for key, value in section.items() if key != "drafting"}, section["drafting"]
     section = check_section("policy", section)
     chunking = section.get("chunking")
     if isinstance(chunking, Mapping) and chunking.get("chunk", chunk) != chunk:
@@ -83,4 +92,4 @@ def recipe_of(section: object, chunk: int | str, chosen: dict[str, str]) -> Reci
         raise ConfigError(f"policy.chunking={chunking}: is a name; choose the size of chunks with chunking={chunking}")
     if chunking is None and "chunking" in section and str(section.get("_target_")).startswith("policies."):
         raise ConfigError("policy.chunking=null: this policy needs one; choose the size of chunks with chunking=NAME")
-    return Recipe(section)
+    return Recipe(section if drafting is None else {**section, "drafting": check_section("drafting", drafting)})

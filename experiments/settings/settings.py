@@ -33,7 +33,7 @@ from experiments.workloads import Workload
 
 GROUPS = (
     *("policy", "chunking", "predictor", "workload", "model"),
-    *("runtime", "drafter", "eviction", "backend", "autoscale", "experiment"),
+    *("runtime", "drafter", "drafting", "eviction", "backend", "autoscale", "experiment"),
 )
 """Keys whose value is the name of a file in a folder of conf/."""
 
@@ -180,7 +180,7 @@ S = TypeVar("S", bound=Settings)
 
 _RATES = ("workload.rate", "workload.rate_scale", "workload.arrivals.rate")
 
-PLANS_BY = ("policy", "chunking", "predictor", "chunk", "seed", "metrics")
+PLANS_BY = ("policy", "chunking", "drafting", "predictor", "chunk", "seed", "metrics")
 """The keys that describe a policy: the files in conf/policy refer to them."""
 
 ROOT_KEYS = (*(key.name for key in fields(Keys)), *GROUPS)
@@ -232,7 +232,7 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
         runtime=construct("runtime", config["runtime"], needs=("asynchronous", "graphs", "compile")),
         model=model,
         workload=workload,
-        policy=recipe_of(config["policy"], config["chunk"], chosen),
+        policy=recipe_of(config["policy"], config["chunk"], chosen, config.get("drafting")),
         drafter=construct("drafter", config.get("drafter", NO_DRAFTER), needs=("max_drafts", "propose")),
         eviction=check_eviction(construct("eviction", config["eviction"]), True) if root.prefix_cache else None,
         autoscale=construct("autoscale", config["autoscale"], needs=("wanted",)) if "autoscale" in config else None,

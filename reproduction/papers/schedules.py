@@ -29,6 +29,7 @@ DUE = (20.0, 20.0, 8.0, 12.0, 3.0)
 
 OWN_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "dlpm": {"quantum": 4},
+    "joint": {"tbt": 1, "most": 6},
     "lars": {"target": 1},
     "mlfq": {"quantum": 1, "promote_after": 100},
     "plas": {"thresholds": [1, 3]},

@@ -7,6 +7,7 @@ from policies.chunking import Filling, Fixed, PDAware, Slack, TileAligned
 from policies.continuum import Continuum
 from policies.dlpm import DLPM
 from policies.infercept import InferCept
+from policies.joint import Joint
 from policies.justitia import Justitia
 from policies.lars import LARS
 from policies.length_order import LengthOrder
@@ -69,6 +70,7 @@ EVERY_POLICY: dict[str, Callable[[int], Policy]] = {
     "infercept_paper": lambda chunk: InferCept(Fixed(chunk), Pauses(), paper=True),
     "aimd": lambda chunk: ProgramAdmission(Fixed(chunk), "aimd", 0.02, width=2),
     "thunder": lambda chunk: ProgramAdmission(Fixed(chunk), "thunder", 0.02, 0.6),
+    "joint": lambda chunk: Joint(tbt=0.004, most=chunk),
     "justitia": lambda chunk: Justitia(Fixed(chunk), Oracle()),
     "session_affinity": lambda chunk: SessionAffinity(8 + chunk, patience=0.05),
     "mc_sf": lambda chunk: McSf(Noisy(share=0.5)),

@@ -1,0 +1,76 @@
+"""Gives the decodes of any policy drafts by a rule: `drafting=NAME` beside `policy=NAME`.
+
+The policy plans as without drafts. When it builds its plan, the rule sees the decodes and the prompt chunks, and the drafts take tokens
+and KV blocks that the plan has left: `max_tokens` limits them, a smaller budget of the policy does not. Decodes that have drafts by
+the policy itself keep those alone.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from cbatch import Plan, PlanBuilder, Policy, Request, View
+from policies.drafting.rule import DraftingRule
+
+
+class WithDrafts:
+    """A policy with a drafting rule. All but `plan` and `on_tokens` is the policy's, and it is not steady."""
+
+    def __init__(self, policy: Policy, rule: DraftingRule) -> None:
+        self.policy, self.rule = policy, rule
+        self._drafts: dict[Request, int] = {}  # in the latest plan
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("policy", "steady"):  # without `policy`: an object that is being copied
+            raise AttributeError(name)
+        return getattr(self.policy, name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *dir(self.policy)]
+
+    def __repr__(self) -> str:
+        kind = type(self.policy)
+        text = kind.__name__ if kind.__repr__ is object.__repr__ else repr(self.policy)
+        name, parenthesis, arguments = text.partition("(")
+        return f"{name}({arguments[:-1] + ', ' if parenthesis else ''}drafting={self.rule!r})"
+
+    def plan(self, view: View) -> Plan:
+        view.update(plan=partial(_Builder, view, self.rule, self._drafts))
+        return self.policy.plan(view)
+
+    def on_tokens(self, requests: Sequence[Request]) -> None:
+        """Reports the outcome of an iteration's drafts; without any, each request's token."""
+        received = Counter(requests)  # a request is listed once per token
+        drafts = {request: self._drafts.pop(request, 0) for request in received}
+        drafted = [request for request in received if drafts[request]] or [*received]
+        self.rule.observe([drafts[request] for request in drafted], [received[request] - 1 for request in drafted])
+        if (on_tokens := getattr(self.policy, "on_tokens", None)) is not None:
+            on_tokens(requests)
+
+
+class _Builder(PlanBuilder):
+    """Adds drafts to a plan as soon as it is finished."""
+
+    __slots__ = ("_drafted", "_rule", "_whole_view")
+
+    def __init__(self, view: View, rule: DraftingRule, drafted: dict[Request, int]) -> None:
+        super().__init__(view)
+        self._whole_view, self._rule, self._drafted = view, rule, drafted
+
+    def build(self, note: str = "", *, wake_at: float | None = None) -> Plan:
+        plan, view = self._plan, self._whole_view
+        places = [
+            place
+            for place, (request, tokens) in enumerate(plan)
+            if tokens == 1 and request in view.decoding and view.drafts.most
+        ]
+        if places:
+            numbers = self._rule.num_drafts(view, self, [plan.requests[place] for place in places])
+            numbers = [numbers] * len(places) if isinstance(numbers, int) else numbers
+            plan.drafting |= any(numbers)
+            for place, k in zip(places, numbers, strict=True):
+                request = plan.requests[place]
+                if k and view.drafts.can_have(request) and (number := self._add_drafts(place, k)):
+                    self._drafted[request] = number
+        return super().build(note, wake_at=wake_at)

@@ -1,0 +1,35 @@
+"""The interface of drafting rules, which choose how many tokens to draft for each decode."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbatch import ConfigError, Described, PlanBuilder, Request, View
+
+Floats = NDArray[np.float64]
+
+
+class DraftingRule(Described, ABC):
+    """Chooses the drafts of an iteration's decodes, when the iteration's prompt chunks are known. May keep state, updated by `observe`."""
+
+    @abstractmethod
+    def num_drafts(self, view: View, plan: PlanBuilder, decodes: Sequence[Request]) -> int | Sequence[int]:
+        """Returns the drafts of each decode, or one number for all. Numbers above the drafter's, and beyond what fits, are cut."""
+
+    def observe(self, drafts: Sequence[int], accepted: Sequence[int]) -> None:
+        """Called when an iteration has ended. drafts, accepted: of each of its decodes; accepted ones without the base token."""
+
+
+def survivals_of_decodes(view: View, decodes: Sequence[Request]) -> Floats:
+    """Returns the measured survivals, [decodes, most drafts], descending along each row."""
+    rows = [view.drafts.survivals(request) for request in decodes]
+    return np.minimum.accumulate(np.array(rows).reshape(len(rows), view.drafts.most), axis=1)
+
+
+def check_counts(name: str, counts: Sequence[int], least: int = 0) -> None:
+    """Raises ConfigError unless there are whole numbers of drafts, ascending from `least` or above."""
+    whole = all(isinstance(count, int) and not isinstance(count, bool) for count in counts)
+    if not counts or not whole or [*counts] != sorted({*counts}) or counts[0] < least:
+        raise ConfigError(f"drafting.{name}={[*counts]}: give numbers of drafts, ascending from {least} or above")

@@ -1,0 +1,164 @@
+"""Simulated speculation: what is accepted, how long drafting takes, and rules in a whole run."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from cbatch import BatchShape, ConfigError, CostFunction, KVSize, Limits, Policy, Request, RunRecord, Server, Step
+from cbatch.request import Ints
+from cbatch.sim import SimExecutor
+from cbatch.sim.drafter import SurvivalsDrafter, uniforms
+from policies.chunking import Fixed as FixedChunk
+from policies.drafting import Adaptive, DraftingRule, Ema, Fixed, Goodput, Table, ThroughputAware
+from policies.drafting.acceptance import acceptance_length, conditional_rates, survivals_of
+from policies.drafting.part import WithDrafts
+from policies.joint import Joint
+from policies.orca import Orca
+from policies.sarathi_serve import SarathiServe
+from policies.vllm_v1 import VllmV1
+
+KIMI = [0.83, 0.60, 0.45, 0.36, 0.22, 0.16, 0.09, 0.06]
+RULES = [Fixed(0), Fixed(1), Fixed(8), Table(), Adaptive(), Ema(), ThroughputAware((1, 3)), Goodput()]
+
+
+class Noted(SurvivalsDrafter):
+    """Notes each decision: by request and position of the draft, whether it was accepted."""
+
+    def draw(self, step: Step) -> Ints:
+        assert step.drafts is not None
+        accepted = super().draw(step)
+        self.decided = vars(self).get("decided", {})
+        self.drawn = [*vars(self).get("drawn", ()), *accepted[step.drafts == len(self.survivals)].tolist()]
+        for request, start, drafts, number in zip(
+            step.requests, step.start.tolist(), step.drafts.tolist(), accepted.tolist(), strict=True
+        ):
+            for place in range(1, min(number + 1, drafts) + 1):
+                assert (request.id, start + place) not in self.decided
+                self.decided[request.id, start + place] = place <= number
+        return accepted
+
+
+def milliseconds(shape: BatchShape) -> float:
+    """Reads weights for 10 ms, and computes 20 tokens per ms."""
+    return 0.01 + shape.num_tokens / 20_000
+
+
+def run(
+    policy: Policy,
+    drafter: SurvivalsDrafter | None,
+    lengths: Sequence[tuple[int, int]] = ((30, 60), (5, 90), (50, 7), (9, 40), (20, 1)) * 6,
+    batch: int = 8,
+    num_blocks: int = 1000,
+    asynchronous: bool = True,
+) -> RunRecord:
+    cost = CostFunction(milliseconds)
+    limits = Limits(batch, 64, 400, max_drafts=0 if drafter is None else len(drafter.survivals))
+    executor = SimExecutor(cost, host=0.001, drafter=drafter)
+    requests = (Request(number, prompt, output) for number, (prompt, output) in enumerate(lengths))
+    kv = KVSize(num_blocks, 4)
+    server = Server(executor, limits, cost, kv, asynchronous=asynchronous, drafter=drafter)
+    return server.engine(policy, requests).run()
+
+
+def with_rule(rule: DraftingRule) -> Policy:
+    return WithDrafts(SarathiServe(FixedChunk(16)), rule)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize(
+    "policy", [Orca(), VllmV1(32), SarathiServe(FixedChunk(16)), Joint(tbt=0.02, most=32)], ids=repr
+)
+def test_lengths_are_those_without_drafts(policy: Policy, rule: DraftingRule) -> None:
+    """A KV cache of 50 blocks forces preemptions while drafts are in flight."""
+    record = run(WithDrafts(policy, rule), SurvivalsDrafter(KIMI), num_blocks=50)
+    lengths = sorted((request.id, request.num_output_tokens) for request in record.requests)
+    assert lengths == [(number, (60, 90, 7, 40, 1)[number % 5]) for number in range(30)]
+    assert sum(step.num_sampled for step in record.steps) == 6 * (60 + 90 + 7 + 40 + 1)
+
+
+def test_no_drafts_is_the_run_without_a_rule() -> None:
+    plain, zero = run(SarathiServe(FixedChunk(16)), None), run(with_rule(Fixed(0)), SurvivalsDrafter(KIMI))
+    assert plain.steps == zero.steps
+
+
+def test_policies_meet_the_same_draws() -> None:
+    """With equal rates at all places, what happens to a draft depends on its request and position alone."""
+    decided = []
+    for policy in (with_rule(Fixed(2)), with_rule(Fixed(5)), Joint(tbt=1.0, most=64)):
+        drafter = Noted(survivals_of(0.7, 5), seed=3)
+        run(policy, drafter)
+        decided.append(drafter.decided)
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        both = decided[one].keys() & decided[other].keys()
+        assert len(both) > 500
+        assert all(decided[one][key] == decided[other][key] for key in both)
+    other_seed = Noted(survivals_of(0.7, 5), seed=4)
+    run(with_rule(Fixed(5)), other_seed)
+    assert any(other_seed.decided[key] != decided[1][key] for key in other_seed.decided.keys() & decided[1].keys())
+
+
+def test_mean_acceptance_is_the_closed_form() -> None:
+    """All 8 drafts for 40 requests of 300 tokens: 1 + the sum of survivals, within three standard errors."""
+    drafter = Noted(KIMI, seed=1)
+    run(with_rule(Fixed(8)), drafter, [(8, 300)] * 40)
+    accepted = np.array(drafter.drawn)
+    assert len(accepted) > 2_500
+    assert abs(accepted.mean() + 1 - acceptance_length(KIMI)) < 3 * accepted.std() / len(accepted) ** 0.5
+    shares = [(accepted >= place).mean() for place in range(1, 9)]
+    assert shares == pytest.approx(KIMI, abs=0.03)
+    assert conditional_rates(KIMI)[0] == KIMI[0]
+
+
+def test_drafting_takes_time_before_each_iteration() -> None:
+    """One request, 3 drafts of 2 ms that are always accepted: 1 + 4 x 2 = 9 tokens in three iterations.
+
+    The prompt of 16 tokens takes 1 ms of the host and 10.8 ms; each further iteration 1 ms, 6 ms for drafts, and 10.2 ms for 4 tokens.
+    """
+    drafter = SurvivalsDrafter([1.0] * 3, seconds=lambda number, k: 0.002 * k)
+    record = run(with_rule(Fixed(3)), drafter, [(16, 9)], asynchronous=False)
+    assert [step.num_sampled for step in record.steps] == [1, 4, 4]
+    assert record.requests[0].finished_at == pytest.approx(0.0118 + 2 * 0.0172)
+    assert [(step.num_drafts, step.num_accepted) for step in record.steps] == [(0, 0), (3, 3), (3, 3)]
+
+
+def test_few_long_drafts_cost_their_own_passes() -> None:
+    """Requests with 3, 1 and 0 drafts: one pass for two requests and two passes for one."""
+
+    def seconds(number: int, k: int) -> float:
+        return 0.001 * k * (1 + number)
+
+    class ByRequest(Fixed):
+        def num_drafts(self, view, plan, decodes):  # type: ignore[no-untyped-def]
+            return [(3, 1, 0)[request.id] for request in decodes]
+
+    record = run(with_rule(ByRequest()), SurvivalsDrafter([0.0] * 3, seconds=seconds), [(4, 9)] * 3, asynchronous=False)
+    took = [step.ended - step.started for step in record.steps]
+    assert took[1] == pytest.approx(0.01 + 7 / 20_000 + 0.003 + 2 * 0.002)
+
+
+def test_a_verification_reads_its_context_once() -> None:
+    """A decode at position 20 with 3 drafts: rows that read 21 to 24 tokens, of which 3 x 21 are those of the first."""
+    shapes: list[BatchShape] = []
+    cost = CostFunction(lambda shape: shapes.append(shape) or 0.01)  # type: ignore[func-returns-value]
+    limits = Limits(4, 64, 400, max_drafts=3)
+    drafter, policy = SurvivalsDrafter([0.0] * 3), WithDrafts(Orca(), Fixed(3))
+    kv = KVSize(99, 4)
+    server = Server(SimExecutor(cost, drafter=drafter), limits, cost, kv, asynchronous=False, drafter=drafter)
+    server.engine(policy, [Request(0, 20, 5)]).run()
+    assert shapes[1] == BatchShape((), 4, 21 + 22 + 23 + 24, 0, 63)
+    assert shapes[1].num_kv_reads == 21 + 1 + 2 + 3
+    assert BatchShape(((5, 0),), 2, 60, 0, 10).with_drafts(6) == BatchShape(((5, 0),), 8, 240, 0, 190)
+
+
+def test_uniforms_are_uniform_and_independent() -> None:
+    drawn = uniforms(7, np.arange(300), np.arange(400) + np.zeros((300, 1), np.int64))
+    assert np.histogram(drawn, 10, (0, 1))[0] == pytest.approx(np.full(10, 12_000), rel=0.04)
+    for one, other in ((drawn[1:], drawn[:-1]), (drawn[:, 1:], drawn[:, :-1])):
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.01
+
+
+@pytest.mark.parametrize("survivals", [[0.5, 0.6], [1.2], [0.5, -0.1], [float("nan")]])
+def test_survivals_that_are_none_are_refused(survivals: list[float]) -> None:
+    with pytest.raises(ConfigError, match=r"^drafter\.survivals="):
+        SurvivalsDrafter(survivals)
