@@ -228,7 +228,14 @@ class ProfileCost:
 
     def _tables_of(self, parts: Operations | DecodeOnly, factor: float, *, mixed: bool) -> _Tables:
         times = cache(partial(self._token_times, parts, factor, mixed))
-        return _Tables(factor * self._layers, times, cache(lambda number: factor * parts.head.at(number)))
+        head, least = parts.head, self.operations.least_head
+
+        @cache
+        def head_seconds(number: int) -> float:
+            seconds = head.at(number)
+            return factor * (seconds if head.covers(number) else max(seconds, least.at(number)))
+
+        return _Tables(factor * self._layers, times, head_seconds)
 
     def _tables(self, shape: BatchShape) -> _Tables:
         """Returns the tables for a shape. Decodes beyond the decode-only tables resemble as many prompt tokens: products dominate both."""

@@ -6,37 +6,92 @@ the drafts before it are accepted, it is as well if u(p + i) < S_i / S_(i-1). So
 decides once: after a rejection, the base token takes the position.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cbatch.cost import BatchShape
 from cbatch.drafts import Drafter
 from cbatch.errors import ConfigError
 from cbatch.executor import Step
 from cbatch.request import Ints
+from cbatch.sim.cost import ProfileCost
 
 _WORDS = tuple(np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
+CONTEXT = 512
+"""Tokens in the KV cache of each request, assumed where a drafter's passes are priced."""
+
+
 class SurvivalsDrafter(Drafter):
-    """Draws outcomes of drafts that have no values."""
+    """Draws the outcomes of drafts that have no values, and prices drafting."""
+
+    name = "survivals"
 
     def __init__(
-        self, survivals: Sequence[float], seed: int = 0, seconds: Callable[[int, int], float] = lambda number, k: 0.0
+        self,
+        survivals: Sequence[float] | None = None,
+        alpha: float | None = None,
+        max_drafts: int | None = None,
+        layers: int = 0,
+        parallel: bool = False,
+        seconds_per_pass: float = 0.0,
+        seed: int = 0,
     ) -> None:
-        """survivals: of draft 1, 2, ...; further drafts are never accepted. seconds: of k drafts for each of a number of requests.
-
-        Raises ConfigError unless the survivals fall from at most 1 to at least 0.
         """
+        Args:
+            survivals: of draft 1, 2, ...; further drafts are never accepted.
+            alpha: in place of survivals: with which each draft is accepted if those before it were.
+            max_drafts: of a request in an iteration; None: as many as there are survivals, or 8.
+            layers: of a drafter that otherwise has the model's shape, as EAGLE's and MTP's; 0: its passes take no time.
+            parallel: all drafts of a request in one pass, as DSpark's; else one pass for each.
+            seconds_per_pass: in addition to those of its layers.
+
+        Raises ConfigError unless either is given, survivals fall from at most 1 to at least 0, and nothing else is negative.
+        """
+        if (survivals is None) == (alpha is None):
+            raise ConfigError("drafter: give either drafter.survivals, a list of shares, or drafter.alpha")
+        if min(1 if max_drafts is None else max_drafts, layers, seconds_per_pass) < 0 or max_drafts == 0:
+            raise ConfigError(
+                f"drafter: need {max_drafts=} of at least 1, {layers=} and {seconds_per_pass=} of at least 0"
+            )
+        self.max_drafts = max_drafts or len(survivals or range(8))
+        if survivals is None:
+            survivals = [(alpha or 0.0) ** place for place in range(1, self.max_drafts + 1)]
         if any(not 0 <= later <= before for before, later in pairwise([1.0, *survivals])):
             raise ConfigError(f"drafter.survivals={[*survivals]}: shares from 1 to 0, none above the one before")
-        self.survivals, self.seed, self._seconds = survivals, seed, seconds
+        self.survivals, self.seed, self.parallel = [*survivals], seed, parallel
+        self.layers, self.seconds_per_pass = layers, seconds_per_pass
         self._rates = np.array([later / before if before else 0.0 for before, later in pairwise([1.0, *survivals])])
+        self._cost: ProfileCost | None = None
+        self._known: dict[tuple[int, int], float] = {}
+
+    def on(self, cost: ProfileCost) -> "SurvivalsDrafter":
+        """Returns the drafter with passes priced on the hardware of a cost model."""
+        if not self.layers:
+            return self
+        priced, shape = copy(self), replace(cost.spec, num_layers=self.layers)
+        small = ProfileCost(cost.profile, shape, replace(cost.topology, pipeline_stages=1), cost.max_batch)
+        priced._cost, priced._known = small, {}
+        return priced
 
     def seconds(self, num_requests: int, k: int) -> float:
-        return self._seconds(num_requests, k)
+        if not (num_requests and k):
+            return 0.0
+        return self._pass(num_requests, k) if self.parallel else k * self._pass(num_requests, 1)
+
+    def _pass(self, num_requests: int, k: int) -> float:
+        """Returns the seconds of a pass that makes `k` drafts for each request."""
+        if (seconds := self._known.get((num_requests, k))) is None:
+            shape = BatchShape((), num_requests, CONTEXT * num_requests).with_drafts((k - 1) * num_requests)
+            seconds = self.seconds_per_pass + (self._cost.predict(shape) if self._cost else 0.0)
+            self._known[num_requests, k] = seconds
+        return seconds
 
     def draw(self, step: Step) -> Ints:
         """Returns the accepted drafts of each request of a step with drafts."""
@@ -49,10 +104,12 @@ class SurvivalsDrafter(Drafter):
         return numbers
 
     def seconds_of(self, step: Step) -> float:
-        """Returns the seconds of drafting for a step: of each number of drafts for the requests that have at least so many."""
+        """Returns the seconds of drafting for a step; one after another, pass k is of the requests with at least k drafts."""
         assert step.drafts is not None
-        having = [int(np.count_nonzero(step.drafts >= k)) for k in range(1, int(step.drafts.max()) + 1)]
-        return sum(self.seconds(number, k) - self.seconds(number, k - 1) for k, number in enumerate(having, 1))
+        most = int(step.drafts.max())
+        if self.parallel:
+            return self.seconds(int(np.count_nonzero(step.drafts)), most)
+        return sum(self.seconds(int(np.count_nonzero(step.drafts >= k)), 1) for k in range(1, most + 1))
 
 
 def uniforms(seed: int, requests: Ints, positions: Ints) -> NDArray[np.float64]:

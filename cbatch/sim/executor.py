@@ -45,7 +45,7 @@ class SimExecutor(Executor):
         server_seconds: see `Arrivals`.
         drafter: drafts in the first stage before an iteration, and draws what is accepted; None: no draft is.
         """
-        self.cost, self.server_seconds, self._drafter = cost, server_seconds, drafter
+        self.cost, self.server_seconds, self.drafter = cost, server_seconds, drafter
         self.host = host if isinstance(host, HostTime) else HostTime(host)
         self._profile = cost if isinstance(cost, ProfileCost) else _OneGpu(cost)
         self.num_stages = self._profile.topology.pipeline_stages
@@ -63,7 +63,7 @@ class SimExecutor(Executor):
     def launch(self, step: Step) -> Span:
         shape = step.shape()
         times, eager_seconds = self._profile.execute(shape), self.host.eager_seconds
-        drafter = None if step.drafts is None else self._drafter
+        drafter = None if step.drafts is None else self.drafter
         if drafter is not None:
             times = times._replace(embedding=times.embedding + drafter.seconds_of(step))
         self._advance(self._now + self.host.of(len(step.requests)), Cause.HOST)

@@ -80,6 +80,7 @@ SLOWEST, LAUNCHES = 100, 2e-5
 class Operations:
     """Seconds of one GPU's operations for its share of one layer, measured or estimated.
 
+    least_head: of an output head beyond the measured requests, at the ceilings.
     measured: the measured tables, per layer.
     estimated: names of the parts that were inferred from other measurements, or computed from the ceilings because neither
         the model's tables nor kernel rates exist.
@@ -90,6 +91,7 @@ class Operations:
     other: Seconds
     embedding: Seconds
     head: Seconds
+    least_head: Seconds
     measured: Measured
     estimated: tuple[str, ...]
 
@@ -233,6 +235,7 @@ class Profile:
         )
         small = self.small_operations
         other = small.of(share, bandwidth) if small else small_operations(share, ceilings)
+        least_head = MatrixProducts(((share.hidden_size, share.vocab_size),), size, ceilings)
         sources = measured.linear, tables or self.attention, measured.other or small, measured.head
         missing = [name for name, source in zip(PARTS, sources, strict=True) if source is None]
         return Operations(
@@ -240,7 +243,8 @@ class Profile:
             attention=tables or rates.of(share),
             other=measured.other or other,
             embedding=measured.embedding or Affine(0.0, 2 * share.hidden_size * size / bandwidth),
-            head=measured.head or MatrixProducts(((share.hidden_size, share.vocab_size),), size, ceilings),
+            head=measured.head or least_head,
+            least_head=least_head,
             measured=measured,
             estimated=(*missing, *inferred),
         )

@@ -9,7 +9,8 @@ from cbatch.facts import Facts
 from cbatch.kv import Copies
 from cbatch.policy import check_policy
 from cbatch.runtime.options import Options
-from cbatch.sim import Profile, ProfileCost
+from cbatch.sim import Profile, ProfileCost, SimExecutor
+from cbatch.sim.drafter import SurvivalsDrafter
 from experiments.settings.backend import Backend, Pool
 from experiments.settings.batch import LEAST_ITERATION
 from experiments.settings.hardware import CPU
@@ -82,8 +83,10 @@ class Setup(NamedTuple):
             with backend.place(first_gpu + replica * backend.gpus_per_replica):
                 parts = settings.model, self.cost, self.limits, self.kv, options, runtime.asynchronous
                 loop = runtime.asynchronous, settings.patience, settings.eviction
-                made = backend.executor(*parts), self.limits, self.cost, self.kv, *loop
-                servers.append(Server(*made, settings.drafter if self.limits.max_drafts else None))
+                executor, drafter = backend.executor(*parts), settings.drafter if self.limits.max_drafts else None
+                if isinstance(executor, SimExecutor) and isinstance(drafter, SurvivalsDrafter):
+                    executor.drafter = drafter = drafter.on(self.cost)
+                servers.append(Server(executor, self.limits, self.cost, self.kv, *loop, drafter))
         return servers
 
 
@@ -151,9 +154,16 @@ def _limits(
     if settings.max_running is not None and settings.max_running < batch:
         raise ConfigError(f"max_running={settings.max_running} is below batch={batch}; raise it or lower batch")
     drafter, running = settings.drafter, settings.max_running or 0
+    named, is_drawn = f"drafter={settings.composed.choices.get('drafter')}", isinstance(drafter, SurvivalsDrafter)
     if drafter.needs_tokens and settings.backend.simulated:
         problem = "its drafts are tokens, which a simulation does not have"
-        raise ConfigError(f"drafter={settings.composed.choices.get('drafter')}: {problem}; give backend=cpu or cuda")
+        raise ConfigError(f"{named}: {problem}; give backend=cpu or cuda")
+    if is_drawn and not settings.backend.simulated:
+        raise ConfigError(f"{named}: its drafts are no tokens; give backend=sim, or drafter=ngram")
+    if "drafting" in settings.policy.section and not drafter.max_drafts:
+        raise ConfigError(
+            f"drafting: {named} makes no drafts; give drafter=survivals in simulation, else drafter=ngram"
+        )
     return Limits(batch, max_tokens, longest, tile, (), num_stages, running, drafter.max_drafts)
 
 

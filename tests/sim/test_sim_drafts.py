@@ -1,14 +1,19 @@
 """Simulated speculation: what is accepted, how long drafting takes, and rules in a whole run."""
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cbatch import BatchShape, ConfigError, CostFunction, KVSize, Limits, Policy, Request, RunRecord, Server, Step
 from cbatch.request import Ints
-from cbatch.sim import SimExecutor
+from cbatch.sim import ProfileCost, SimExecutor
 from cbatch.sim.drafter import SurvivalsDrafter, uniforms
+from experiments.settings.compose import compose_run
+from experiments.setup.assemble import assemble
 from policies.chunking import Fixed as FixedChunk
 from policies.drafting import Adaptive, DraftingRule, Ema, Fixed, Goodput, Table, ThroughputAware
 from policies.drafting.acceptance import acceptance_length, conditional_rates, survivals_of
@@ -115,7 +120,7 @@ def test_drafting_takes_time_before_each_iteration() -> None:
 
     The prompt of 16 tokens takes 1 ms of the host and 10.8 ms; each further iteration 1 ms, 6 ms for drafts, and 10.2 ms for 4 tokens.
     """
-    drafter = SurvivalsDrafter([1.0] * 3, seconds=lambda number, k: 0.002 * k)
+    drafter = SurvivalsDrafter([1.0] * 3, seconds_per_pass=0.002)
     record = run(with_rule(Fixed(3)), drafter, [(16, 9)], asynchronous=False)
     assert [step.num_sampled for step in record.steps] == [1, 4, 4]
     assert record.requests[0].finished_at == pytest.approx(0.0118 + 2 * 0.0172)
@@ -125,14 +130,15 @@ def test_drafting_takes_time_before_each_iteration() -> None:
 def test_few_long_drafts_cost_their_own_passes() -> None:
     """Requests with 3, 1 and 0 drafts: one pass for two requests and two passes for one."""
 
-    def seconds(number: int, k: int) -> float:
-        return 0.001 * k * (1 + number)
+    class Priced(SurvivalsDrafter):
+        def seconds(self, number: int, k: int) -> float:
+            return 0.001 * k * (1 + number)
 
     class ByRequest(Fixed):
         def num_drafts(self, view, plan, decodes):  # type: ignore[no-untyped-def]
             return [(3, 1, 0)[request.id] for request in decodes]
 
-    record = run(with_rule(ByRequest()), SurvivalsDrafter([0.0] * 3, seconds=seconds), [(4, 9)] * 3, asynchronous=False)
+    record = run(with_rule(ByRequest()), Priced([0.0] * 3), [(4, 9)] * 3, asynchronous=False)
     took = [step.ended - step.started for step in record.steps]
     assert took[1] == pytest.approx(0.01 + 7 / 20_000 + 0.003 + 2 * 0.002)
 
@@ -158,7 +164,56 @@ def test_uniforms_are_uniform_and_independent() -> None:
         assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.01
 
 
-@pytest.mark.parametrize("survivals", [[0.5, 0.6], [1.2], [0.5, -0.1], [float("nan")]])
-def test_survivals_that_are_none_are_refused(survivals: list[float]) -> None:
-    with pytest.raises(ConfigError, match=r"^drafter\.survivals="):
-        SurvivalsDrafter(survivals)
+def test_layers_and_passes_are_priced_on_the_hardware() -> None:
+    """A drafter of one layer costs what a model of one layer does: three decodes in turn, or one pass with three rows per request."""
+    settings = compose_run("drafter=survivals", "drafter.alpha=0.5", "backend=sim", "hardware=h100", "batch=64")
+    cost = settings.backend.cost("h100", settings.model, 64)
+    small = ProfileCost(cost.profile, replace(settings.model, num_layers=1), max_batch=64)
+    decode = small.predict(BatchShape((), 64, 64 * 512))
+    assert SurvivalsDrafter(alpha=0.5, layers=1).on(cost).seconds(64, 3) == pytest.approx(3 * decode)
+    together = small.predict(BatchShape((), 192, 192 * 512, 0, 128 * 512))
+    for parallel in (SurvivalsDrafter(alpha=0.5, layers=1, parallel=True, seconds_per_pass=0.001).on(cost),):
+        assert parallel.seconds(64, 3) == pytest.approx(0.001 + together)
+        assert parallel.seconds(64, 0) == parallel.seconds(0, 3) == 0.0
+    assert settings.drafter.max_drafts == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "k", "length"),
+    [("glm_dspark", 7, 3.537), ("glm_mtp", 7, 3.91), ("kimi_eagle3", 8, 3.77), ("dsv4_mtp", 6, 2.55)],
+)
+def test_published_drafters(name: str, k: int, length: float) -> None:
+    """Acceptance lengths of the sources; DSpark's is of its first 7 of 16 drafts."""
+    drafter = compose_run(f"drafter={name}", "backend=sim").drafter
+    assert isinstance(drafter, SurvivalsDrafter) and drafter.max_drafts == k
+    assert acceptance_length(drafter.survivals[:k]) == pytest.approx(length)
+
+
+def test_survivals_of_a_recorded_run(tmp_path: Path) -> None:
+    """Between its first and last, request 5 got 3, 1 and 2 tokens in an iteration, request 7 got 1: 2 of 4 have more than 1, 1 more than 2."""
+    ids = [5] * 9 + [7] * 3
+    times = [1, *[2] * 3, 3, 4, 4, 5, 5, 2, 3, 4]
+    np.savez(tmp_path / "tokens.npz", request_id=ids, time=np.array(times, float))
+    drafter = compose_run("backend=sim", "drafter=survivals", f"drafter.survivals={tmp_path}").drafter
+    assert isinstance(drafter, SurvivalsDrafter)
+    assert (drafter.survivals, drafter.max_drafts) == ([0.5, 0.25], 2)
+    np.savez(tmp_path / "tokens.npz", request_id=[1, 1, 1], time=[0.0, 1.0, 2.0])
+    with pytest.raises(ConfigError, match="no draft was accepted"):
+        compose_run("backend=sim", "drafter=survivals", f"drafter.survivals={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("drafter=survivals", "give either drafter.survivals"),
+        ("drafter=survivals drafter.survivals=[0.5,0.6]", "drafter.survivals="),
+        ("drafter=survivals drafter.alpha=1.2", "drafter.survivals="),
+        ("drafter=glm_mtp drafter.max_drafts=0", "max_drafts=0"),
+        ("drafting=ema", "drafting: drafter=none makes no drafts"),
+        ("policy=orca(drafting=ema)", "drafting: drafter=none makes no drafts"),
+        ("drafter=glm_mtp backend=cpu model=tiny", "drafter=glm_mtp: its drafts are no tokens"),
+    ],
+)
+def test_settings_without_effect_are_refused(words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        assemble(compose_run("backend=sim", "workload.num_requests=1", *words.split()))
