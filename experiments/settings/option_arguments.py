@@ -98,6 +98,9 @@ def _store(group: str, option: str) -> Iterator[str]:
     for arguments in product(*map(partial(_values, f"{group}={option}"), _join(group, option, _split(text or "")))):
         parts = {f"/{key}@{key}": value for key, value in arguments if key in GROUPS and isinstance(value, str)}
         node = OmegaConf.create({**base, "defaults": [*defaults, *({key: parts[key]} for key in parts)]})
+        if any(f"/{key.partition('.')[0]}@{key.partition('.')[0]}" in parts for key, _ in arguments if "." in key):
+            node.defaults.remove("_self_")  # composed last: arguments of a part replace those of its preset
+            node.defaults.append("_self_")
         for key, value in arguments:
             if f"/{key}@{key}" not in parts:
                 OmegaConf.update(node, key, value)

@@ -8,7 +8,7 @@ T: the iteration's other tokens, prompts included. draft[n]: the time to draft t
 verify: a staircase over the sizes of captured graphs, to which an iteration is padded, made monotone; continuous above the largest.
 
 Differs from vLLM, where a confidence head predicts each draft's survival and the drafter makes the full number before the
-choice: here survivals are the request's moving means, one iteration old, and the plan's drafts alone are made. vLLM measures `verify` at
+choice: here survivals are the request's moving means, one iteration old, and no drafts are made where none would be verified. vLLM measures `verify` at
 one context length; here the cost model predicts it at the batch's.
 """
 
@@ -42,14 +42,15 @@ class Adaptive(DraftingRule):
             num_tokens,
             survivals.size,
         )
-        draft = view.drafts.seconds(len(decodes), view.drafts.most)
+        draft = np.full(len(verify), view.drafts.seconds(len(decodes), view.drafts.most))
+        draft[0] = 0.0  # where nothing is verified, nothing is drafted
         return assign(survivals, best_budget(survivals, draft, verify))
 
 
-def best_budget(survivals: Floats, draft: float, verify: Floats) -> int:
+def best_budget(survivals: Floats, draft: Floats | float, verify: Floats) -> int:
     """Returns the number of drafts to verify with the most expected tokens per second; the least of several.
 
-    survivals: [decodes, drafts]. draft: seconds for drafting. verify: seconds of the iteration with 0, 1, ... drafts.
+    survivals: [decodes, drafts]. draft, verify: seconds of drafting and of the iteration with 0, 1, ... verified drafts.
     """
     sums = np.cumsum(np.sort(survivals, axis=None)[::-1])
     expected = len(survivals) + np.concatenate(([0.0], sums))

@@ -49,6 +49,7 @@ class Drawn(Mine):
         ("policy=sarathi chunking=fixed", "sarathi(chunking=fixed(chunk=256))"),
         ("policy=sarathi chunk=auto", "sarathi(chunking=pd_aware)"),
         ("policy=orca drafting=ema", "orca(drafting=ema)"),
+        ("policy=orca(drafting=fixed,drafting.k=7)", "orca(drafting=fixed(k=7))"),
         ("policy=sarathi(drafting=fixed) drafting=ema", "sarathi(chunk=256, drafting=fixed)"),
         ("policy=mine.Mine(budget=3,chunking=null) drafting=table", "Mine(budget=3, chunking=null, drafting=table)"),
         ("policy=srpt predictor=noisy predictor.seed=7", "srpt(chunk=256, predictor=noisy(share=0.5))"),
