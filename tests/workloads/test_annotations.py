@@ -12,7 +12,8 @@ from commands import command, summary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_process import message
-from test_workloads import Letters, closed, facts, open_loop, prompt_file
+from test_workload_files import closed
+from test_workloads import Letters, facts, open_loop, prompt_file
 
 from cbatch import SLO, FinishReason
 from cbatch.facts import facts_of

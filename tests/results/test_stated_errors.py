@@ -1,0 +1,80 @@
+"""What a simulated result says of its profile, and of the error that was established."""
+
+from typing import Any
+
+import numpy as np
+from hand_made import make_record, make_summary
+from test_figures_shown import simulated
+
+from cbatch import Request
+from cbatch.results.metrics import Served
+from cbatch.results.turns import early_turns
+from experiments.report.notes import beyond_text, notes_of, origin_of
+from experiments.report.text import run_text
+
+
+def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() -> None:
+    parts = ("power (derived)", "host (fallback)")
+    origin = "SIMULATED with profile h200 (error: 5%; derived: power; fallback: host)"
+    assert origin_of(simulated(not_measured=parts)) == origin
+    origin = "SIMULATED with profile h200 (error: 5%; derived: 1 of its parts; fallback: 2 of its parts)"
+    assert origin_of(simulated(not_measured=[*parts, "head (fallback)"])) == origin
+    fitted = origin_of(simulated(times_of="llama-3.1-8b"))
+    assert fitted == "SIMULATED with profile h200 (error: 5%; times of llama-3.1-8b, fitted to the model's shape)"
+    lines = run_text(make_summary(make_record(), {**simulated(3), "iterations": 5})).splitlines()[1:3]
+    outside = "iterations outside the measured range: 3 of 5; their times are extrapolated"
+    assert lines == ["SIMULATED with profile h200 (error: 5%)", outside]
+    reused = notes_of([simulated(), {**simulated(), "prefixes": True}])[-1]
+    assert reused == "prefixes are not reused: every prompt is computed in full, in 1 of 2 runs"
+    [_, cache, clients] = notes_of([{**simulated(), "lacks": ["prefix_cache", "clients"]}])
+    assert cache.endswith("give prefix_cache=true") and "client" in clients
+    early = [{"turns": 30, "arrived": 20, "answered": 9}, {"turns": 10, "arrived": 0, "answered": 0}, {}]
+    assert notes_of([{**simulated(), "early_turns": turns} for turns in early])[-1] == (
+        "50% of the 40 later turns arrive before the previous answer has ended, 22% even get tokens before (open loop)"
+    )
+
+
+def test_early_turns_are_those_before_the_answer_in_their_prompt() -> None:
+    """Session a: its second turn comes before the end of the first, and is answered after it; its third is wholly early.
+
+    Session b's second turn has no room for the first; a request without a session has no turns.
+    """
+    rows = [
+        ("a", 0, 1, 5, 10, 4),
+        ("a", 4, 6, 9, 20, 4),
+        ("a", 5, 7, 9, 30, 2),
+        ("b", 0, 1, 8, 9, 3),
+        ("b", 1, 2, 3, 11, 2),
+    ]
+    rows += [(None, 0, 1, 5, 10, 4), (None, 0, 1, 5, 90, 4)]
+    sessions, *columns = zip(*rows, strict=True)
+    ended = [Request(id_, 1, 1, session=session) for id_, session in enumerate(sessions)]
+    arrival, first, last, prompts, outputs = map(np.array, columns)
+    served = Served(np.arange(7), arrival, arrival, first, last, prompts, outputs, *np.zeros((4, 0)))
+    assert early_turns(ended, served) == {"turns": 2, "arrived": 2, "answered": 1}
+    assert early_turns(ended[5:], served) == {}
+
+
+def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> None:
+    """For other batches or loads than the compared ones, and where more requests wait than may run."""
+
+    def of(
+        batch: int, waiting: float = 0.0, compared: tuple[int, ...] = (16, 128), load: float | None = None
+    ) -> dict[str, Any]:
+        about = simulated(compared={"batches": [*compared], "loads": [0.45, 0.9]})
+        known = load and {"load": load, "rate": 3.0}
+        return {**about, "limits": {"batch": batch}, "mean_waiting": waiting, "load": known}
+
+    assert beyond_text([of(16), of(128, waiting=128.0), {"simulated": False}, simulated()]) == ""
+    assert beyond_text([of(8, compared=())]) == ""  # nothing was compared, as the line above it says
+    assert beyond_text([of(129, waiting=130.4)]).endswith("batch 129; overload, 130 requests waiting on average")
+    assert beyond_text([of(64, load=0.45), of(64, load=0.9)]) == ""
+    queued = {**of(64), "queued": True}
+    assert beyond_text([queued]) == "outside the conditions of that error: all requests queued from the start"
+    assert beyond_text([queued, of(64)]).endswith(": all requests queued from the start in 1 of 2 runs")
+    assert beyond_text([of(64, load=0.2)]) == "outside the conditions of that error: load 20%"
+    assert beyond_text([of(64, load=0.2), of(64), of(64, load=0.95)]).endswith(": load 20%, 95% in 2 of 3 runs")
+    assert beyond_text([of(8), of(8), of(256), of(64, waiting=65.0), of(64, waiting=1000.0)]) == (
+        "outside the conditions of that error: batch 8, 256 in 3 of 5 runs; "
+        "overload in 2 of 5 runs, at most 1,000 requests waiting on average"
+    )
