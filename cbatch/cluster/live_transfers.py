@@ -172,7 +172,7 @@ class LiveTransfers:
             decoder, pool.tables[row, : pool.held_by(row)].copy(), loading.num_found
         )
         pair = self._prefiller_of[id_], decoder
-        self._in_order(pair, partial(self._copy_rest, pair, sent, loading, moved))
+        self._in_order(pair, partial(self._copy_rest, pair, sent, loading, moved, now))
 
     def _offer(self, decoder: int, request: Request, moved: Moved) -> None:
         self._engines[decoder].offer(request, moved, 0.0)
@@ -205,14 +205,14 @@ class LiveTransfers:
         self._copy((prefiller, sent.decoder), sent, blocks)
         self._drop(request, held)
 
-    def _copy_rest(self, pair: tuple[int, int], sent: _Sent, loading: Loading, moved: Moved) -> None:
+    def _copy_rest(self, pair: tuple[int, int], sent: _Sent, loading: Loading, moved: Moved, asked_at: float) -> None:
         request, decoder = loading.request, self._engines[pair[1]]
         self._copy(pair, sent, (moved.blocks[sent.number :], sent.blocks[sent.number :]))
         spans = [(start, end) for _, start, end in sent.copies]
         hidden = sum(max(min(end, moved.at) - start, 0.0) for start, end in spans)
         tokens = (len(moved.blocks) - loading.num_found) * decoder.state.pool.block_size
         num_bytes, seconds = sum(copy[0] for copy in sent.copies), sum(end - start for start, end in spans)
-        times = spans[0][0], spans[-1][1], hidden / seconds if seconds else 0.0
+        times = asked_at, spans[-1][1], hidden / seconds if seconds else 0.0
         self.done.append(Transfer(request.id, *pair, tokens, num_bytes, *times))
         decoder.inbox.copied.append(request.id)
         self._threads.post(pair[1], partial(decoder.poke, 0.0))

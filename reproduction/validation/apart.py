@@ -75,7 +75,7 @@ def _figures(record: RunRecord) -> dict[str, Any]:
             "GB": sum(sent.num_bytes for sent in record.transfers) / 1e9,
         }
         found["hidden share"] = float(np.mean([sent.hidden for sent in record.transfers]))
-        found["transfer ms"] = 1e3 * float(np.median([sent.ended - sent.started for sent in record.transfers]))
+        found["visible ms"] = 1e3 * float(np.median([sent.ended - sent.started for sent in record.transfers]))
     return found
 
 

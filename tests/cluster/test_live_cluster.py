@@ -164,6 +164,8 @@ def test_real_tokens_are_prefilled_here_and_decoded_there(
     full = sum(request.num_prompt_tokens // 8 * 8 for request in requests)
     sent = sum(transfer.num_tokens for transfer in cluster.record.transfers)
     assert sent == full if lease == inf else sent < full
+    firsts = {request.id: request.token_times[0] for request in requests}
+    assert all(transfer.started > (firsts[transfer.request] or inf) for transfer in cluster.record.transfers)
     hidden = [transfer.hidden for transfer in cluster.record.transfers]
     assert all(0 <= share <= 1 for share in hidden) and any(hidden) == (push and lease == inf)
     check_empty(cluster)

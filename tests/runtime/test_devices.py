@@ -14,6 +14,8 @@ from cbatch.model import Layers, split_layers
 from cbatch.runtime import cpu
 from cbatch.runtime.gpu.devices import check_number, choose_devices
 from cbatch.runtime.gpu.memory import SPARE, check_memory, kv_tokens_that_fit, needs
+from experiments.settings.backend import Pool
+from experiments.settings.backends import Cuda
 from experiments.settings.presets import load_spec
 
 
@@ -67,6 +69,30 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> GPUs:
         monkeypatch.setattr(torch, "zeros", lambda *sizes, **_: zeros(*sizes))
 
     return pretend
+
+
+@pytest.mark.parametrize(
+    ("devices", "pools", "message"),
+    [
+        ([0], None, r"backend.devices=\[0\]: names 1 GPUs for 2 replicas; give one for each"),
+        ([0, 2], None, r"backend.devices=\[0, 2\]: give numbers from 0 to 1"),
+        ([1, 1], None, ""),
+        ([0, 0, 1], {"p": Pool(replicas=2), "d": Pool()}, ""),
+    ],
+)
+def test_replicas_are_placed_on_named_gpus(
+    devices: list[int], pools: dict[str, Pool] | None, message: str, gpus: GPUs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus(2)
+    monkeypatch.setattr("experiments.settings.backends.count_gpus", lambda: 2)
+    backend = Cuda(devices=devices, replicas=1 if pools else 2, pools=pools)
+    if message:
+        with pytest.raises(ConfigError, match=f"{message}$"):
+            backend.check_here()
+        return
+    backend.check_here()
+    backend.check_number(3)
+    assert [backend.place(number).idx for number in range(len(devices))] == devices  # type: ignore[attr-defined]
 
 
 def test_stages_take_a_gpu_each(gpus: GPUs) -> None:
