@@ -35,6 +35,7 @@ class Step:
     table, pool: token values and block tables. They are live: an executor reads them inside `launch` and never later.
     copies: of KV blocks between host memory and device, before the iteration; None: none.
     drafts: drafts of each request, int64, which are the last of its `num_tokens`; None: no request has any. Their values are in `table`.
+    within: place of each row of `split` among those of its request; None elsewhere.
     known_shape, known_seconds: `shape()` and `seconds()`, if already known.
     """
 
@@ -53,6 +54,7 @@ class Step:
     note: str = ""
     copies: Copies | None = None
     drafts: Ints | None = None
+    within: Ints | None = None
     known_shape: BatchShape | None = None
     known_seconds: float | None = None
 
@@ -79,12 +81,14 @@ class Step:
         times = self.drafts + ONE
         places, samples = np.arange(len(times)).repeat(times), np.zeros(len(times), np.bool_)
         samples[self.sampled] = True
+        within = np.arange(len(places)) - self.first_rows[places]
         return replace(
             self,
             requests=[self.requests[place] for place in places.tolist()],
             rows=self.rows[places],
             num_tokens=(self.num_tokens - self.drafts)[places],
-            start=self.start[places] + np.arange(len(places)) - self.first_rows[places],
+            start=self.start[places] + within,
+            within=within,
             sampled=samples[places].nonzero()[0],
             carry=self.carry[places],
             drafts=None,

@@ -1,7 +1,7 @@
 """Packs the inputs of an iteration into one buffer, which one copy moves to the device.
 
-    | token_ids carry positions kv_indices | query_starts context_lens temperature top_k top_p uniform | block_tables |
-      int32 [tokens] each                    int32 [rows] each (query_starts one more)                   [rows, blocks]
+    | token_ids carry positions kv_indices | query_starts context_lens drafts temperature top_k top_p uniform | block_tables |
+      int32 [tokens] each                    int32 [rows] each (query_starts one more)                          [rows, blocks]
 
 A row is a request of the batch, or one of its drafts (`Step.split`). Padding is data, not a branch: padding rows are empty, and padding tokens belong to no row and
 write to the dummy block, which follows the last block of the pool. This module knows nothing about streams or models.
@@ -48,7 +48,7 @@ class Shape(NamedTuple):
     @property
     def size(self) -> int:
         """Returns the number of int32 words in the packed buffer."""
-        return 4 * self.num_tokens + 6 * self.num_rows + 1 + self.num_rows * self.num_blocks
+        return 4 * self.num_tokens + 7 * self.num_rows + 1 + self.num_rows * self.num_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class Fields(Generic[Array]):
     kv_indices: int32 [tokens]; cache index of each token's key and value: block * block size + offset.
     query_starts: int32 [rows + 1]; first token of each row.
     context_lens: int32 [rows]; tokens of each request in the KV cache, including this iteration's tokens.
+    drafts: int32 [rows]; place of each row among those of its request; 0 without drafts.
     temperature, top_p, uniform: float32 [rows]; uniform in [0, 1) is the random number for drawing the row's token.
     top_k: int32 [rows]; 0 = no limit.
     block_tables: int32 [rows, blocks]; the KV blocks of each request in token order.
@@ -72,6 +73,7 @@ class Fields(Generic[Array]):
     kv_indices: Array
     query_starts: Array
     context_lens: Array
+    drafts: Array
     temperature: Array
     top_k: Array
     top_p: Array
@@ -147,6 +149,7 @@ def pack(step: Step, shape: Shape, out: Fields[NDArray[Any]]) -> None:
     out.query_starts[0] = 0
     out.query_starts[1 : num_rows + 1] = ends
     out.context_lens[:num_rows] = step.start + counts
+    out.drafts[:num_rows] = 0 if step.within is None else step.within
     out.positions[:num_tokens] = positions
     out.token_ids[:num_tokens] = table.tokens[token_rows, positions]
     out.token_ids[last[step.carry >= 0]] = PLACEHOLDER
@@ -175,7 +178,7 @@ def _pad(
     num_tokens: int, num_rows: int, shape: Shape, dummy_block: int, block_size: int, out: Fields[NDArray[Any]]
 ) -> None:
     out.query_starts[num_rows + 1 :] = num_tokens
-    out.context_lens[num_rows:] = 0
+    out.context_lens[num_rows:] = out.drafts[num_rows:] = 0
     out.token_ids[num_tokens:] = PLACEHOLDER
     out.carry[num_tokens:] = NOT_CARRIED
     out.positions[num_tokens:] = 0

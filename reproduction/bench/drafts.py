@@ -146,13 +146,15 @@ def _ours(model: str, works: Sequence[Work], drafts: int, vocabulary: int, repea
     with closing(server):
         server.serve(FixedDrafts(drafts), Work(batch, 64, 16).requests(vocabulary))
         for work in works:
-            for number in (0, drafts):
+            for number, asynchronous in ((0, True), (0, False), (drafts, True)):
                 runs = []
                 for _ in range(repeats):
                     requests = work.requests(vocabulary)
-                    runs.append(_figures(server.serve(FixedDrafts(number), requests), work))
+                    record = server.serve(FixedDrafts(number), requests, asynchronous=asynchronous)
+                    runs.append(_figures(record, work))
                 found: dict[str, Any] = {key: spread([run[key] for run in runs]) for key in runs[0]}
-                yield _name(work, number), found | {"wrong_share": _wrong(requests)}
+                name = _name(work, number) + ("" if asynchronous else ", synchronous")
+                yield name, found | {"wrong_share": _wrong(requests)}
 
 
 def _figures(record: RunRecord, work: Work) -> dict[str, float]:
@@ -167,18 +169,23 @@ def _figures(record: RunRecord, work: Work) -> dict[str, float]:
     steps = [record.steps[place] for place in places]
     period = float(np.mean([record.steps[place + 1].started - record.steps[place].started for place in places]))
     device = float(np.mean([step.ended - step.started for step in steps]))
-    num_drafts, accepted = (
-        sum(step.num_drafts for step in record.steps),
-        sum(step.num_accepted for step in record.steps),
-    )
-    verified = sum(step.num_requests for step in record.steps if not step.num_prefill_tokens)
+    counts = {
+        name: sum(getattr(step, f"num_{name}") for step in record.steps) for name in ("drafts", "accepted", "drafted")
+    }
+    parts = {
+        "plan_and_launch_ms": [step.launched_at - step.planned_at for step in steps],
+        "start_ms": [step.started - step.launched_at for step in steps],
+        "receive_ms": [step.received_at - step.ended for step in steps],
+        "absorb_ms": [step.done_at - step.received_at for step in steps],
+    }
     return {
         "tokens_per_second": work.batch * work.new / seconds,
         "ms_per_iteration": period * 1e3,
         "device_ms": device * 1e3,
         "host_share": max(1 - device / period, 0.0),
-        "acceptance": accepted / num_drafts if num_drafts else 0.0,
-        "acceptance_length": 1 + accepted / verified,
+        "acceptance": counts["accepted"] / max(counts["drafts"], 1),
+        "acceptance_length": 1 + counts["accepted"] / max(counts["drafted"], 1),
+        **{name: float(np.mean(seconds)) * 1e3 for name, seconds in parts.items()},
     }
 
 

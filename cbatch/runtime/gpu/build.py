@@ -133,7 +133,7 @@ def _load(
     shares = [share_of(spec, rank) for rank in ranks]
     chosen = [
         [
-            choose_attention(share, kv.block_size, device, options.attention)
+            choose_attention(share, kv.block_size, device, options.attention, drafts=limits.max_drafts > 0)
             for share, device in zip(shares, group, strict=True)
         ]
         for group in devices

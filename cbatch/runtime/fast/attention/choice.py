@@ -24,8 +24,10 @@ class Choice(NamedTuple):
         return self.attention.name + (f" (no flash4: {self.reason})" if self.reason else "")
 
 
-def choose_attention(spec: ModelSpec, block_size: int, device: torch.device, wanted: AttentionName = "auto") -> Choice:
-    """Chooses an attention. Raises ConfigError if the wanted kernel does not fit, or if none fits the model and the KV block size."""
+def choose_attention(
+    spec: ModelSpec, block_size: int, device: torch.device, wanted: AttentionName = "auto", *, drafts: bool = False
+) -> Choice:
+    """Chooses an attention. drafts: see `Decodes`. Raises ConfigError if the wanted kernel does not fit, or if none fits the model and the KV block size."""
     _check_sizes(spec, block_size)
     properties = torch.cuda.get_device_properties(device)
     is_hopper = properties.major >= 9
@@ -39,7 +41,7 @@ def choose_attention(spec: ModelSpec, block_size: int, device: torch.device, wan
         from cbatch.runtime.fast.attention.flash4 import Flash4Chunks
 
         chunks = Flash4Chunks()
-    return Choice(SplitAttention(chunks, Decodes(device)), reason)
+    return Choice(SplitAttention(chunks, Decodes(device, drafts=drafts)), reason)
 
 
 def _check_sizes(spec: ModelSpec, block_size: int) -> None:

@@ -119,6 +119,43 @@ def attend_to_blocks(  # type: ignore[no-untyped-def]
     return out / divisor[:, None], tl.where(total > 0, top + tl.log2(divisor), -1e30)
 
 
+@triton.jit
+def combine(  # type: ignore[no-untyped-def]
+    parts_ptr,  # first part of a group's heads, [GROUP, DIM]; the next part is STRIDE * DIM further on
+    weights_ptr,  # weights of the first part, [GROUP]; the next weights are STRIDE further on
+    num_parts,
+    out_ptr,  # [GROUP, DIM]
+    STRIDE: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Sums the parts by weight. Reads bypass this multiprocessor's cache, since other programs wrote the parts."""
+    PARTS: tl.constexpr = 64 // PADDED_GROUP if PADDED_GROUP < 32 else 2  # as many at a time as the registers hold
+    heads = tl.arange(0, PADDED_GROUP)
+    places = heads[:, None] * DIM + tl.arange(0, DIM)[None, :]
+    top = tl.full([PADDED_GROUP], -1e30, tl.float32)
+    total = tl.zeros([PADDED_GROUP], tl.float32)
+    out = tl.zeros([PADDED_GROUP, DIM], tl.float32)
+    for begin in range(0, num_parts, PARTS):
+        parts = begin + tl.arange(0, PARTS)
+        real = (parts < num_parts)[:, None] & (heads < GROUP)[None, :]
+        weights = tl.load(weights_ptr + parts[:, None] * STRIDE + heads, real, other=-1e30, cache_modifier=".cg")
+        values = tl.load(
+            parts_ptr + parts[:, None, None] * (STRIDE * DIM) + places,
+            real[:, :, None],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_top = tl.maximum(top, tl.max(weights, 0))
+        shrink = tl.exp2(top - new_top)
+        shares = tl.exp2(weights - new_top)
+        total = total * shrink + tl.sum(shares, 0)
+        out = out * shrink[:, None] + tl.sum(values * shares[:, :, None], 0)
+        top = new_top
+    tl.store(out_ptr + places, (out / total[:, None]).to(out_ptr.dtype.element_ty), (heads < GROUP)[:, None])
+
+
 class Sizes(NamedTuple):
     """The sizes that our attention kernels are compiled for."""
 
