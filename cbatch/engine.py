@@ -6,7 +6,7 @@ from math import inf
 from cbatch.arrivals import Arrivals, Listed, check_all, check_fits
 from cbatch.errors import PolicyError
 from cbatch.host import advance, drive
-from cbatch.moves import Moved, end_leases, give
+from cbatch.moves import Moved, end_leases, give, lend
 from cbatch.record import RunRecord
 from cbatch.request import FinishReason, Request, read_only
 from cbatch.stall import standstill
@@ -67,6 +67,14 @@ class Engine(Turns):
             self.observer.left(request)
         self.arrivals.num_unfinished -= 1
         self._call(self._on_finish, request)
+        return moved
+
+    def lend(self, request: Request, lease_seconds: float = inf) -> Moved:
+        """Lends cached blocks of an arriving request's prompt to another engine: see `moves.lend`."""
+        now = self.now()
+        moved = lend(self.state, request, now, now + lease_seconds)
+        if moved.lease is not None:
+            self.poke(moved.lease.until)
         return moved
 
     def offer(self, request: Request, moved: Moved, now: float) -> None:

@@ -98,14 +98,28 @@ def give(state: State, request: Request, in_flight: Iterable[Step], now: float, 
 def hold(state: State, request: Request, num_blocks: int, now: float) -> Moved | None:
     """Leases the first blocks of a request that is being prefilled, so that these can be sent meanwhile. None: they are not here any more."""
     assert state.cache is not None and request.prefix is not None, "the sender of a move has a prefix cache"
-    pool, hashes = state.cache.pool, request.prefix.hashes(num_blocks)[:num_blocks]
-    if pool.num_on_device(hashes) < num_blocks:
-        return None
-    row = state.table.admit(spec_of(request))
+    hashes = request.prefix.hashes(num_blocks)[:num_blocks]
+    return _lease(state, request, hashes, now) if state.cache.pool.num_on_device(hashes) == num_blocks else None
+
+
+def lend(state: State, request: Request, now: float, until: float = inf) -> Moved:
+    """Leases what the prefix cache has of an arriving request's prompt but for its last token, for an engine that has less of it."""
+    assert state.cache is not None, "only cached blocks are lent"
+    pool, request.status = state.cache.pool, Status.MOVING
+    most = (request.num_prompt_tokens - 1) // pool.block_size
+    hashes = Prefix(request, pool, state.table).hashes(most)[:most]
+    number = pool.num_on_device(hashes)
+    return _lease(state, request, hashes[:number], now, until) if number else Moved(np.zeros(0, np.int32), None, now)
+
+
+def _lease(state: State, request: Request, hashes: Sequence[BlockHash], now: float, until: float = inf) -> Moved:
+    """Leases cached blocks in a row of their own."""
+    assert state.cache is not None
+    row, pool = state.table.admit(spec_of(request)), state.cache.pool
     state.fit_pool()
     pool.share(row, hashes)
-    state.leases.append(lease := Lease(row))
-    return Moved(pool.tables[row, :num_blocks].copy(), lease, now)
+    state.leases.append(lease := Lease(row, until))
+    return Moved(pool.tables[row, : len(hashes)].copy(), lease, now)
 
 
 def end_leases(state: State, now: float) -> float:

@@ -151,13 +151,14 @@ class Cluster:
         """Routes a request."""
         if self.transfers is not None:
             self.transfers.advance(now)
-        replica, decoder = self.route(request, now)
+        route = self.route(request, now)
+        replica = route.prefill
         if why := self._rejected.pop(request.id, ""):
             self.engines[replica].reject(request, why, now)
             self._schedule(replica)
             return
-        if self.transfers is not None and decoder != replica:
-            self.transfers.send(request, replica, decoder, now)
+        if self.transfers is not None and (route.decode != replica or route.copy is not None):
+            self.transfers.send(request, route, now)
             return
         self.engines[replica].arrive(request, now)
         self._schedule(replica)
@@ -209,7 +210,7 @@ class Cluster:
         if isinstance(route, Reject):
             self._rejected[request.id] = route.reason or "rejected"
             route = self._view.fitting(shown)[0]
-        prefill, decode = route if isinstance(route, Route) else (route, route)
+        prefill, decode, copy = route if isinstance(route, Route) else Route(route, route)
         self._views[prefill].send(shown)
         self.replica_of[request.id] = prefill
         self._view.num_arrived += 1
@@ -219,7 +220,7 @@ class Cluster:
                 decode = self._choose_one(shown, now, Role.DECODE)
         if decode not in (-1, prefill) and self.transfers is not None and self.transfers.push:
             self._views[decode].send(shown, request.num_prompt_tokens)
-        return Route(prefill, decode)
+        return Route(prefill, decode, copy)
 
     def _decoder_of(self, request: Request, decoder: int, now: float) -> int:
         """Returns the replica that continues a request; `decoder`, unless that is -1."""
@@ -248,7 +249,7 @@ class Cluster:
         if isinstance(chosen, Reject):
             return chosen
         if isinstance(chosen, Route):
-            return Route(*(self._check(chosen, part, shown, where) for part in chosen))
+            return Route(*(self._check(chosen, part, shown, where) for part in chosen if part is not None))
         return self._check(chosen, chosen, shown, where, stage)
 
     def _check(self, chosen: Any, part: Any, shown: Request, where: str, stage: Role = Role.BOTH) -> int:

@@ -138,11 +138,10 @@ class LiveCluster(Cluster):
         return inf if not self._received and self._messages.empty() else 0.0
 
     def arrive(self, request: Request, now: float) -> None:
-        replica, decoder = self.route(request, now)
-        if self._rejected:
-            raise PolicyError(
-                f"router {type(self.router).__name__} rejected a request; routers do so in simulation only"
-            )
+        replica, decoder, copy = self.route(request, now)
+        if self._rejected or copy is not None:
+            done = "rejected a request" if self._rejected else "had a prefix copied"
+            raise PolicyError(f"router {type(self.router).__name__} {done}; routers do so in simulation only")
         self._num_open[replica] += 1
         if self.transfers is not None and decoder != replica:
             self._decoders[request.id] = decoder

@@ -8,10 +8,14 @@ from cbatch.request import Request
 
 
 class Route(NamedTuple):
-    """The replicas of a request: the first computes its prompt, the second continues. Equal ones: the request stays."""
+    """The replicas of a request: the first computes its prompt, the second continues. Equal ones: the request stays.
+
+    copy: a replica that sends the first one what it has cached of the prompt. Simulated clusters only.
+    """
 
     prefill: int
     decode: int
+    copy: int | None = None
 
 
 class Reject(NamedTuple):

@@ -16,6 +16,7 @@ from math import inf
 from typing import Any, Protocol
 
 from cbatch.cluster.links import Link
+from cbatch.cluster.routers import Route
 from cbatch.engine import Engine
 from cbatch.moves import Loading, Moved
 from cbatch.record import Transfer
@@ -66,25 +67,40 @@ class Transfers:
         self._route: dict[int, tuple[int, int]] = {}  # prefiller and decoder by id, -1 if not chosen yet
         self._links: dict[tuple[int, int], Link] = {}
         self._under_way: dict[int, Transfer] = {}
-        self._moved: dict[int, Moved] = {}
+        self._moved: dict[int, tuple[int, Moved]] = {}  # by id, with the replica that holds it
+        self._copies: dict[int, int] = {}  # `Route.copy` by id
         # a heap: when, kind; then receiver and sender of a link, or the prefiller, id and request. Some of links are out of date
         self._events: list[tuple[float, int, int, int, Request | None]] = []
         for replica, engine in enumerate(engines):
             engine.state.hands_over = partial(self._hands_over, replica)
             engine.on_leave = partial(self._leave, replica)
             engine.inbox.read = partial(self._read, replica)
-            engine.inbox.drop = self._drop
+            engine.inbox.drop = partial(self._drop, replica)
             engine.inbox.on_kept = self._on_kept
 
-    def send(self, request: Request, prefiller: int, decoder: int, now: float) -> None:
-        """Takes a request that arrives. decoder: -1: chosen once the prompt has been computed."""
-        self._route[request.id] = prefiller, decoder
-        if decoder >= 0 and self._moves.push:
+    def send(self, request: Request, route: Route, now: float) -> None:
+        """Takes a request that arrives. A decoder of -1 is chosen once the prompt has been computed."""
+        prefiller, decoder, copy = route
+        if copy not in (None, prefiller):
+            self._copies[request.id] = copy
+        if decoder != prefiller:
+            self._route[request.id] = prefiller, decoder
+        if decoder not in (-1, prefiller) and self._moves.push:
             self._engines[decoder].inbox.wanted.append(request)
             self._poke(decoder, now)
         else:
-            self._engines[prefiller].arrive(request, now)
-            self._schedule(prefiller)
+            self._begin(request, prefiller, now)
+
+    def _begin(self, request: Request, prefiller: int, now: float) -> None:
+        """Hands a request to its prefiller, which may have to wait for a copy."""
+        engine = self._engines[prefiller]
+        if (sender := self._copies.pop(request.id, None)) is None:
+            engine.arrive(request, now)
+        else:
+            moved = self._engines[sender].lend(request, self._moves.lease)
+            self._moved[request.id] = sender, moved
+            engine.offer(request, moved, now)
+        self._schedule(prefiller)
 
     @property
     def next_at(self) -> float:
@@ -146,50 +162,47 @@ class Transfers:
         return self._route.get(request.id, (-1, -1))[0] == replica
 
     def _on_kept(self, request: Request, now: float) -> None:
-        prefiller, _ = self._route[request.id]
-        self._engines[prefiller].arrive(request, now)
-        self._schedule(prefiller)
+        self._begin(request, self._route[request.id][0], now)
 
     def _leave(self, prefiller: int, request: Request) -> None:
         engine = self._engines[prefiller]
-        self._moved[request.id] = engine.give(request, self._moves.lease)
+        self._moved[request.id] = prefiller, engine.give(request, self._moves.lease)
         heappush(self._events, (engine.now(), _PREFILL, prefiller, request.id, request))
 
     def _hand_over(self, request: Request, prefiller: int, now: float) -> None:
         decoder = self._decoder_of(request, self._route[request.id][1], now)
         self._route[request.id] = prefiller, decoder
-        self._engines[decoder].offer(request, self._moved[request.id], now)
+        self._engines[decoder].offer(request, self._moved[request.id][1], now)
         self._schedule(decoder)
 
-    def _read(self, decoder: int, loading: Loading, moved: Moved, now: float) -> None:
+    def _read(self, receiver: int, loading: Loading, moved: Moved, now: float) -> None:
         id_, link_seconds = loading.request.id, self._moves.link
-        prefiller, _ = self._route[id_]
+        sender, _ = self._moved[id_]
         number = len(moved.blocks) - loading.num_found
-        link = self._links.setdefault((prefiller, decoder), Link(self._moves.fair))
-        self._advance_link((prefiller, decoder), now)
+        link = self._links.setdefault((sender, receiver), Link(self._moves.fair))
+        self._advance_link((sender, receiver), now)
         num_bytes, latency = number * self._moves.block_bytes, link_seconds.at(0)
         work, hidden = max(link_seconds.at(num_bytes) - latency, 0.0) if number else 0.0, 0.0
-        if self._moves.push and self._moves.layers > 1:
-            began, share = self._prefill_began(prefiller, loading.request), 1 - 1 / self._moves.layers
+        if self._moves.push and self._moves.layers > 1 and loading.request.num_moves:
+            began, share = self._prefill_began(sender, loading.request), 1 - 1 / self._moves.layers
             hidden = link.hide(moved.at - (moved.at - began) * share, moved.at, work * share)
-        tokens = number * self._engines[decoder].state.pool.block_size
-        self._under_way[id_] = Transfer(
-            id_, prefiller, decoder, tokens, num_bytes, now, inf, hidden / work if work else 0.0
-        )
+        tokens = number * self._engines[receiver].state.pool.block_size
+        share_hidden = hidden / work if work else 0.0
+        self._under_way[id_] = Transfer(id_, sender, receiver, tokens, num_bytes, now, inf, share_hidden)
         link.add(id_, now, latency, work - hidden)
-        self._note_link((prefiller, decoder))
+        self._note_link((sender, receiver))
 
-    def _drop(self, request: Request, moved: Moved) -> None:
+    def _drop(self, receiver: int, request: Request, moved: Moved) -> None:
         """Ends a lease that the decoder does not need."""
         assert moved.lease is not None
         moved.lease.end()
-        prefiller, decoder = self._route[request.id]
-        self._poke(prefiller, self._engines[decoder].now())
+        sender, _ = self._moved[request.id]
+        self._poke(sender, self._engines[receiver].now())
 
     def _arrive(self, id_: int, now: float) -> None:
         transfer = self._under_way.pop(id_)
         self.done.append(transfer._replace(ended=now))
-        moved = self._moved.pop(id_)
+        _, moved = self._moved.pop(id_)
         assert moved.lease is not None
         moved.lease.end()
         self._engines[transfer.receiver].inbox.copied.append(id_)

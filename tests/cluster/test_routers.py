@@ -6,6 +6,7 @@ import pytest
 from shown_replicas import ASKED, Shown, letters, loads, prompt, replica
 
 from cbatch import ConfigError, Request
+from cbatch.cluster import Route
 from policies.routers import CacheAware, Dynamo, KVAware, LlmD, LMetric, LoadAware, Preble, PrefixAware, ShortestTTFT
 from policies.shared.sent_prefixes import SentPrefixes
 
@@ -214,9 +215,11 @@ def test_preble_exploits_what_most_of_the_prompt_shares() -> None:
 
 
 def test_the_shortest_time_to_the_first_token() -> None:
-    """A second per token: 20 + 2, 1 + 8, 3 + 5."""
+    """A second per token: 20 + 2, 1 + 8, 3 + 5. Golden B17, with copies at 0.25 and 2 s per token: the second 1.5 + 1 + 2 and 12 + 1 + 2."""
     view: Any = Shown(replica(cached=cached, left=[(1, left)]) for cached, left in ((8, 20), (2, 1), (5, 3)))
     assert ShortestTTFT().choose(ASKED, view) == 2
+    assert ShortestTTFT(copy_above=2, token_seconds=0.25).choose(ASKED, view) == Route(1, 1, 0)
+    assert ShortestTTFT(copy_above=2, token_seconds=2.0).choose(ASKED, view) == 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from schedules import UnitCost
 
 from cbatch import Engine, FinishReason, Limits, Plan, Request, Server, View
 from cbatch.arrivals import Listed
-from cbatch.cluster import Cluster, LeastLoaded, Moves, Role, RoundRobin, Router
+from cbatch.cluster import Cluster, ClusterView, LeastLoaded, Moves, Role, RoundRobin, Route, Router
 from cbatch.cluster.links import Link
 from cbatch.kv import KVSize
 from cbatch.results.gathered import Gathered
@@ -206,10 +206,38 @@ def test_figures_of_a_pool_include_the_first_tokens_of_another(tmp_path: Path) -
     }
 
 
+class Copies:
+    """Sends requests to replicas in turn, and lets the one before send what it has cached; some are decoded elsewhere."""
+
+    def __init__(self) -> None:
+        self.number = -1
+
+    def choose(self, request: Request, view: ClusterView) -> Route:
+        self.number += 1
+        able, decoders = view.fitting(request, Role.PREFILL), view.fitting(request, Role.DECODE)
+        chosen = able[self.number % len(able)]
+        stays = chosen in decoders and request.id % 3 > 0
+        return Route(
+            chosen, chosen if stays else decoders[request.id % len(decoders)], able[self.number % len(able) - 1]
+        )
+
+
+@pytest.mark.parametrize(("cached", "sent", "ends"), [(True, 7, 12.125), (False, 0, 11.0)])
+def test_a_prefix_is_copied_before_the_prompt_is_computed(cached: bool, sent: int, ends: float) -> None:
+    """0.25 s + 0.125 s for each of seven tokens; then an iteration for the last one. A replica that has none sends nothing, and none waits."""
+    same: Any = {"prefix_hashes": (1,), "hash_block": 8} if cached else {}
+    requests = [Request(id_, 8, 1, arrival_time=10.0 * id_, **same) for id_ in range(2)]
+    cluster = serve([replica(), replica()], requests, Moves(1, Affine(0.25, 0.125)), [Role.BOTH] * 2, Copies())
+    assert [transfer.num_tokens for transfer in cluster.record.transfers] == [sent] * cached
+    assert [step.num_prefill_tokens for step in cluster.engines[1].record.steps] == [8 - sent]
+    assert requests[1].finished_at == ends and requests[1].num_cached_tokens == sent
+
+
 def random_run(seed: int) -> Cluster:
     draw = random.Random(seed)
     roles = [*ROLES, *draw.choices([Role.PREFILL, Role.DECODE, Role.BOTH], k=draw.randint(0, 3))]
     engines = [replica(draw.randint(2, 6), 64, draw.randint(64, 100), draw.random() < 0.5) for _ in roles]
+    shared = draw.random() < 0.5
     requests = [
         Request(
             id_,
@@ -226,13 +254,14 @@ def random_run(seed: int) -> Cluster:
             draw.choice([1, 2, 20, 30]),
             arrival_time=20 * draw.random(),
             timeout=draw.choice([None, None, None, 60 * draw.random()]),
+            **({"prefix_hashes": (1,), "hash_block": 30} if shared else {}),
         )
         for id_ in range(draw.randint(5, 40))
     ]
     push = draw.random() < 0.5
     link = Affine(draw.choice([0.0, 0.3]), draw.choice([0.0, 0.05, 0.5]))
     moves = Moves(1, link, push, 4 if push else 1, draw.choice([inf, inf, 3.0]), draw.random() < 0.7)
-    router: Any = draw.choice([RoundRobin(), LeastLoaded()])
+    router: Any = draw.choice([RoundRobin(), LeastLoaded(), Copies()])
     cluster = serve(engines, requests, moves, roles, router)
     whole = [request for request in requests if request.finish_reason in (FinishReason.LENGTH, FinishReason.STOP)]
     assert len(whole) + sum(request.finish_reason is FinishReason.CANCELLED for request in requests) == len(requests)
