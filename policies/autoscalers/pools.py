@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
+from cbatch import ConfigError
 from cbatch.cluster import ClusterView, Phase, ReplicaView
 
 DEFAULT_PRICE = 10.0
@@ -49,3 +50,14 @@ class Peaks:
             index: (max(share for _, share, _ in samples), max(waiting for *_, waiting in samples))
             for index, samples in self._samples.items()
         }
+
+
+class Saturation:
+    """What both versions of llm-d's workload variant autoscaler share: their limits of a saturated replica, and when they decide."""
+
+    def __init__(self, kv: float, queue: float, every: float, window: float) -> None:
+        """every, window: seconds between decisions, and of the signals."""
+        if min(kv, queue, every) <= 0 or window < 0:
+            raise ConfigError(f"autoscale: need {kv=}, {queue=}, {every=} above 0 and {window=} not below")
+        self.kv, self.queue, self.every = kv, queue, every
+        self._peaks, self._next, self._wanted = Peaks(window), every, dict[str, int]()

@@ -14,10 +14,10 @@ from statistics import fmean
 
 from cbatch import ConfigError
 from cbatch.cluster import ClusterView, Phase
-from policies.autoscalers.pools import Peaks, count, pools_of, price_of
+from policies.autoscalers.pools import Saturation, count, pools_of, price_of
 
 
-class WVAv1:
+class WVAv1(Saturation):
     def __init__(
         self,
         kv: float = 0.80,
@@ -27,13 +27,11 @@ class WVAv1:
         every: float = 30.0,
         window: float = 60.0,
     ) -> None:
-        """every, window: seconds between decisions, and of the signals."""
-        if min(kv, queue, every) <= 0 or min(spare_kv, spare_queue, window) < 0:
-            problem = f"need {kv=}, {queue=}, {every=} above 0 and {spare_kv=}, {spare_queue=}, {window=}"
-            raise ConfigError(f"autoscale: {problem} not below")
-        self.kv, self.queue, self.spare_kv, self.spare_queue = kv, queue, spare_kv, spare_queue
-        self.every, self.window = every, window
-        self._peaks, self._next, self._wanted = Peaks(window), every, dict[str, int]()
+        """every, window: see `Saturation`."""
+        super().__init__(kv, queue, every, window)
+        if min(spare_kv, spare_queue) < 0:
+            raise ConfigError(f"autoscale: need {spare_kv=} and {spare_queue=} not below 0")
+        self.spare_kv, self.spare_queue = spare_kv, spare_queue
 
     def wanted(self, view: ClusterView) -> dict[str, int]:
         signals, pools = self._peaks.sample(view), pools_of(view)

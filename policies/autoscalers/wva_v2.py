@@ -21,10 +21,10 @@ from statistics import fmean, median
 
 from cbatch import ConfigError
 from cbatch.cluster import ClusterView, Phase, ReplicaView
-from policies.autoscalers.pools import Peaks, count, pools_of, price_of
+from policies.autoscalers.pools import Saturation, count, pools_of, price_of
 
 
-class WVAv2:
+class WVAv2(Saturation):
     def __init__(
         self,
         kv: float = 0.80,
@@ -34,13 +34,11 @@ class WVAv2:
         every: float = 30.0,
         window: float = 60.0,
     ) -> None:
-        """every, window: seconds between decisions, and of the signals, which are the largest values in it."""
-        if not (min(kv, queue, every) > 0 and 0 < down <= up and window >= 0):
-            raise ConfigError(
-                f"autoscale: need {kv=}, {queue=}, {every=} above 0, {window=} at least 0, 0 < {down=} <= {up=}"
-            )
-        self.kv, self.queue, self.up, self.down, self.every, self.window = kv, queue, up, down, every, window
-        self._peaks, self._next, self._wanted = Peaks(window), every, dict[str, int]()
+        """every, window: see `Saturation`; signals are the largest values in the window."""
+        super().__init__(kv, queue, every, window)
+        if not 0 < down <= up:
+            raise ConfigError(f"autoscale: need 0 < {down=} <= {up=}")
+        self.up, self.down = up, down
         self._seen: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=10))
         self._capacity: dict[str, float] = {}  # of a replica, by pool; kept while none is ready
 

@@ -13,6 +13,7 @@ from experiments.check import evictions, routers
 from experiments.check.__main__ import main
 from experiments.check.plugins import find, workloads
 from policies.evictions import FIFO, LFU, LRU, SLRU, TLRU, Belady, Marconi, SoftTTL
+from policies.placements import DistServe, Mooncake, RemoteAbove, Splitwise, TaiChi
 from policies.routers import ROUTERS
 
 NUMBER = 12
@@ -106,7 +107,10 @@ class Throwing:
 @pytest.mark.parametrize(
     ("router", "lacking"),
     [
-        *((router, {}) for router in (make() for make in ROUTERS.values())),
+        *(
+            (router, {})
+            for router in (make() for make in (*ROUTERS.values(), DistServe, Mooncake, RemoteAbove, Splitwise, TaiChi))
+        ),
         (First(), {"legal": "choose from view.fitting(request)"}),
         (Peeking(), {"blind": "if the last request ended after"}),
         (Throwing(), {"deterministic": "run sends request"}),

@@ -1,17 +1,21 @@
 """Goldens of placements by hand: where a request is prefilled and decoded, when a decoder takes it, and who is rejected."""
 
+from math import inf
 from typing import Any
 
 import pytest
+from schedules import UnitCost
 from shown_replicas import Shown, loads, replica
 from test_transfers import ROLES, serve
 from test_transfers import replica as engine_of
 
-from cbatch import FinishReason, Request
+from cbatch import FinishReason, KVSize, Limits, Plan, Request, Server, Status, View
 from cbatch.cluster import Moves, Reject, Role, Route
-from cbatch.moves import Room
+from cbatch.moves import Room, adopt, load, reserve
 from cbatch.request import SLO
+from cbatch.sim.executor import SimExecutor
 from cbatch.sim.roofline import Affine
+from policies.evictions import LRU
 from policies.placements import DistServe, Mooncake, RemoteAbove, Splitwise, TaiChi
 from policies.placements.mooncake import num_alive
 
@@ -38,6 +42,74 @@ def test_distserve_takes_a_prompt_while_few_wait() -> None:
     assert not accepts(Room(14, lacking=4, free=7, promised=5, growth=9, is_idle=False))
     assert not accepts(Room(14, lacking=8, free=7, promised=0, growth=0, is_idle=True))
     assert DistServe().choose(Request(0, 5, 5), loads(3, 1, 1)) == 1
+
+
+class DecodeStage:
+    """DistServe's decode stage. As in its code, a candidate is counted twice: as one that waits, and by its own blocks. A block is a token."""
+
+    def __init__(self, twice: bool) -> None:
+        self.twice, self.swapped = twice, list[Request]()
+
+    def plan(self, view: View) -> Plan:
+        plan, size, running = view.plan(), view.kv.num_blocks, list(view.running)
+        waiting = [request for request in view.waiting if request not in self.swapped]
+        for request in waiting:
+            if self.twice and 2 * request.num_prompt_tokens + 1 > size:
+                plan.reject(request, "its blocks, counted twice, never fit")
+        prompts = sum(request.num_prompt_tokens for request in waiting)
+        while sum(request.num_tokens for request in running) + prompts > size:
+            plan.preempt(running[-1])
+            self.swapped.append(running.pop())
+        plan.add_decodes()
+        for request in [*reversed(self.swapped), *waiting]:
+            own = 0 if self.twice or request in self.swapped else request.num_prompt_tokens
+            if sum(each.num_tokens for each in running) + prompts - own + request.num_tokens > size:
+                break
+            if not plan.add(request, whole=True):
+                break
+            running.append(request)
+            prompts -= 0 if request in self.swapped else request.num_prompt_tokens
+            self.swapped = [each for each in self.swapped if each is not request]
+        return plan.build()
+
+
+def decoded(twice: bool, *sizes: tuple[int, int]) -> tuple[list[str], list[Request]]:
+    """Requests whose prompts are held elsewhere, with a first token, come to a decoder of 14 blocks, which takes them after each iteration.
+
+    Returns the requests of each iteration, as letters.
+    """
+    limits = Limits(8, 64, 64)
+    parts = SimExecutor(UnitCost()), limits, UnitCost(), KVSize(14, 1), False
+    engine = Server(*parts, prefix_cache=LRU()).engine(DecodeStage(twice))
+    requests = [Request(id_, prompt, new) for id_, (prompt, new) in enumerate(sizes)]
+    held, state, policy = [*requests], engine.state, engine.policy
+    assert isinstance(policy, DecodeStage)
+
+    def accepts(room: Room) -> bool:
+        prompts = (request.num_prompt_tokens for request in state.waiting if request not in policy.swapped)
+        return DistServe().accepts(room._replace(promised=sum(prompts)))
+
+    for request in requests:
+        request.num_output_tokens, request.token_times, request.status = 1, (0.0, 0.0), Status.MOVING
+    engine.arrivals.num_unfinished = len(requests)
+    while engine.num_unfinished:
+        while held and (loading := reserve(state, held[0], held[0].num_prompt_tokens, [], accepts)):
+            load(state, loading, engine.now())
+            adopt(state, held.pop(0))
+        engine._waiting.wake()
+        for _ in engine.turn(inf):
+            engine.arrivals.num_unfinished -= 1
+    return ["".join(sorted("ABC"[id_] for id_ in ids.tolist())) for ids in engine.record.receivers], requests
+
+
+def test_distserve_counts_a_candidate_twice() -> None:
+    """Golden C1: A 6/4, B 5/3, C 4/2 held at 0 s. Counted once, B joins at 2 s, and is swapped out at 3 s."""
+    sizes = (6, 4), (5, 3), (4, 2)
+    assert decoded(True, *sizes)[0] == ["A", "A", "A", "B", "B", "C"]
+    steps, requests = decoded(False, *sizes)
+    assert steps == ["A", "AB", "A", "BC"] and [request.finished_at for request in requests] == [3, 4, 4]
+    _, (refused,) = decoded(True, (7, 2))
+    assert refused.finish_reason is FinishReason.REJECTED
 
 
 def test_splitwise_mixes_a_token_machine() -> None:
