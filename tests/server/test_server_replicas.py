@@ -105,6 +105,19 @@ def test_clients_leave_anywhere_and_the_end_cuts_the_rest(seed: int, push: str, 
         assert end.output == answers(turns).get(end.id, [])
 
 
+def test_a_failure_ends_replicas_between_which_requests_move(tmp_path: Path) -> None:
+    """Whichever replica has a request, its client is told; requests amid a move do not keep the server."""
+
+    def answer(message: Any, turns: list[Turn]) -> Sequence[Message]:
+        return [spec(id_, [*range(5 + id_)], 400) for id_ in range(6)] if isinstance(message, int) else []
+
+    keys = "policy=orca", "policy._target_=failing_policies.Fails", *TINY[1:4], *ROLES, "backend.transfers.push=true"
+    _, *turns, said = converse(tmp_path / "run", answer, *keys)
+    assert "the policy's fault" in said and "the policy's fault" in summary(tmp_path / "run")["about"]["error"]
+    ended = [end for turn in turns for end in turn.ended]
+    assert {end.finish_reason for end in ended} == {FinishReason.CANCELLED} and len(ended) <= 6
+
+
 def test_requests_do_not_move_between_simulated_replicas_of_a_server(tmp_path: Path) -> None:
     [said] = converse(tmp_path / "run", lambda message, turns: [None], *SIMULATED, *ROLES[:2])
     assert said.startswith("backend.pools: requests do not move between a server's simulated replicas")
