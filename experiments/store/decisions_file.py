@@ -22,7 +22,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from cbatch import SLO, ConfigError, Engine, Request, RequestSpec, Sampling
+from cbatch import ConfigError, Engine, Request, RequestSpec
 from cbatch.errors import ReplayError, ResultsError
 from cbatch.replay.decisions import Decision, Recorded, StepEnd, record_decisions
 from cbatch.request import spec_of
@@ -192,15 +192,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Any, int]]:
 
 
 def read_spec(fields: dict[str, Any]) -> tuple[RequestSpec, int]:
-    """Returns the request of a line, and the iteration at which it arrives."""
-    for name in ("id", "num_prompt_tokens", "max_new_tokens"):
-        read(int, fields[name], name)
+    """Returns the request of a line, and the iteration at which it arrives. Raises ConfigError and KeyError for a damaged line."""
     iteration: int = read(int, fields.pop("arrival_iteration"), "arrival_iteration")
-    fields["arrival_time"] = read(float, fields["arrival_time"], "arrival_time")
     if (chat := fields.pop("conversation", None)) is not None:  # of an older version
-        fields["texts"] = ((chat, 0),)
-    fields |= {"texts": tuple(map(tuple, fields.get("texts", ())))}
-    of_several = ("stop_tokens", "stop_strings", "prefix_hashes", "follows")
-    fields |= {name: tuple(fields[name]) for name in of_several if name in fields}
-    fields |= {name: made(**fields[name]) for name, made in (("slo", SLO), ("sampling", Sampling)) if name in fields}
-    return RequestSpec(**fields), iteration
+        fields["texts"] = [(chat, 0)]
+    return read(RequestSpec, fields), iteration
