@@ -21,11 +21,13 @@ from cbatch import ConfigError, Engine, RunRecord, Server
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import find_window
 from cbatch.results.utilisation import Work, device_seconds, measured_energy, work_of
+from cbatch.sim import load_profile
 from cbatch.sim.profile import Watts
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import Run, assemble
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
+from reproduction.validation.compare import tables_of
 
 COMMON = "model=llama-3.1-8b batch=128 max_tokens=8192"
 LONGEST = "workload.length=2176"
@@ -75,12 +77,13 @@ def main(hardware: str = "", folder: str = RESULTS) -> None:
     done, idle = measure("backend=cuda", Run.meter, {**FITTED, **JUDGED})
     watts = fit([done[name] for name in FITTED], idle)
     simulated = {name: simulate(case, profile) for name, case in JUDGED.items()}
-    known = assemble(compose_run("backend=sim", f"hardware={profile}"), print).cost.profile.watts
-    figures, table = judge(done, watts, simulated, known)
+    tables = load_profile(profile)
+    figures, table = judge(done, watts, simulated, tables.watts)
     heads = ["run", "W", "J per token", "fit, at measured speed", "simulated", "simulated speed", "profile's power"]
     print(tabulate(table, heads, floatfmt=".4g"))
     print(f"idle {idle:.1f} W, {watts}")
-    content = {"profile": profile, "settings": COMMON, "watts": astuple(watts), "figures": figures}
+    about = {"profile": profile, "tables": tables_of(tables), "settings": COMMON}
+    content = {**about, "watts": astuple(watts), "figures": figures}
     written = write_benchmark("power", card, content, folder, VALIDATION)
     kept: dict[str, Any] = {name: run.iterations for name, run in done.items()}
     np.savez_compressed(written.with_suffix(".npz"), **kept)

@@ -70,11 +70,11 @@ def test_utilisation_is_recomputed_from_the_table_of_iterations(tmp_path: Path, 
 @pytest.mark.long
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_energy_is_recomputed_from_the_table_of_iterations(replicas: int, tmp_path: Path) -> None:
-    """Busy watts, bytes and operations, at most the limit; pauses at the idle watts. The h200 states no power."""
+    """Busy watts, bytes and operations, at most the limit; pauses at the idle watts. h200-vllm states no power."""
     keys = {"requests": 60, "rate": 30, "batch": 16, "hardware": "h100", "replicas": replicas}
     run = simulate("sarathi", "open_loop", **keys, output=tmp_path / "run")
     watts, idle = load_profile("h100").watts, 0.0
-    assert watts is not None and "energy" not in simulate("sarathi", "open_loop", requests=5).summary
+    assert watts is not None and "energy" not in simulate("orca", requests=5, hardware="h200-vllm").summary
     joules, whole = 0.0, run.summary["run"]["counted_seconds"]
     for _, steps in run.steps.groupby("replica") if replicas > 1 else [(0, run.steps)]:
         seconds = steps["ended"] - np.maximum(steps["started"], steps["ended"].shift(fill_value=0.0))
