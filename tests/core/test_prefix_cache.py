@@ -127,7 +127,7 @@ class AnyOrder(FuzzPolicy):
             if request is None or how < 0.2:
                 plan.add_decodes(preempt_newest=numbers.random() < 0.5)
             elif how < 0.8:
-                self._add(plan, request)
+                self._add(plan, view, request)
             elif how < 0.95 and request in view.running:
                 plan.preempt(request)
             elif request in view.waiting and request not in (gone for gone, _ in plan.plan.reject):

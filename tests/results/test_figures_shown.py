@@ -89,7 +89,12 @@ def test_the_service_of_a_runs_clients(tmp_path: Path) -> None:
 
 def test_the_tables_of_a_run_hold_its_record(folder: Path) -> None:
     steps, requests, tokens = read_steps(folder), read_requests(folder), read_tokens(folder)
-    assert {name: steps[name].iloc[2] for name in steps} == make_record().steps[2]._asdict()
+    told = {
+        name: value
+        for name, value in make_record().steps[2]._asdict().items()
+        if "draft" not in name and name != "num_accepted"
+    }
+    assert {name: steps[name].iloc[2] for name in steps} == told, "columns of drafts are those of runs with a drafter"
     assert steps["note"].to_list() == ["", "", "NA", "", ""]  # text, whatever it looks like
     assert requests["ttft_seconds"].dropna().to_list() == [2.75, 2.5, 9.5]
     assert (tokens["request_id"].to_list(), tokens["time"].to_list()) == ([0, 0, 0, 1, 1, 3], [3, 5, 8, 11, 12, 8])
