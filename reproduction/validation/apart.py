@@ -100,7 +100,7 @@ def main(
     else:
         from cbatch.model.checkpoint import Vocabulary
 
-        rows, device, about = [], hardware_name("cuda"), {}
+        rows, device, about = [], f"{hardware_name('cuda')} x2", {}
         cells = product(((name, rate) for name, rates in LOADS.items() for rate in rates), range(seeds), LAYOUTS)
         for (name, rate), seed, layout in cells:
             if layout == "push" and rate != LOADS[name][1]:
