@@ -58,12 +58,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def third_parties() -> set[str]:
     """The packages that the three import, anywhere.
 
-    Triton and attention kernels come with a GPU's PyTorch and `.[gpu]`, tokenizers with transformers; vLLM is the one that
-    loads cbatch.vllm.
+    Triton, attention kernels and pynvml come with a GPU's PyTorch and `.[gpu]`, tokenizers with transformers; vLLM is the one
+    that loads cbatch.vllm.
     """
     files = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     found = {name.partition(".")[0] for path in files for name in imported(path)}
-    return found - {*sys.stdlib_module_names, *PACKAGES, "triton", "flash_attn", "tokenizers", "vllm"}
+    return found - {*sys.stdlib_module_names, *PACKAGES, "triton", "flash_attn", "pynvml", "tokenizers", "vllm"}
 
 
 def test_every_package_that_is_imported_is_installed_by_pip() -> None:
