@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 
 from cbatch.errors import ConfigError
 from cbatch.executor import Step, Tokens
-from cbatch.request import NEVER, FinishReason, Ints, Request
+from cbatch.request import FinishReason, Ints, Request
 from cbatch.request_table import ONE, ZERO, RequestTable
-
-WEIGHT = 0.125
-"""Weight of the latest outcome in a request's moving means."""
+from cbatch.survivals import Shares
 
 
 class Drafter:
@@ -129,36 +127,6 @@ class Drafts:
 
 
 NO_DRAFTS = Drafts()
-
-
-class Shares:
-    """The moving means of `Drafts.survivals`. A request has a row, which a later request may take over.
-
-    The means of the run are quotients, by place: of the drafts accepted, and of those whose predecessors were; each count begins as 1.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._run = np.ones((2, most))
-        self._of_rows, self._owners = np.ones((0, most)), np.zeros(0, np.int64)
-
-    def survivals(self, row: int, id_: int) -> list[float]:
-        known = 0 <= row < len(self._owners) and self._owners.item(row) == id_
-        shares = self._of_rows[row] if known else self._run[0] / self._run[1]
-        survivals: list[float] = shares.cumprod().tolist()
-        return survivals
-
-    def note(self, rows: Ints, ids: Ints, drafts: Ints, accepted: Ints) -> None:
-        """Takes in outcomes, [requests] each."""
-        if (more := int(rows.max(initial=-1)) + 1 - len(self._owners)) > 0:
-            self._owners = np.append(self._owners, np.full(more, NEVER))
-            self._of_rows = np.concatenate([self._of_rows, np.ones((more, self._run.shape[1]))])
-        new = rows[self._owners[rows] != ids]
-        self._of_rows[new], self._owners[rows] = self._run[0] / self._run[1], ids
-        places = np.arange(self._run.shape[1])
-        tried = (places < drafts[:, None]) & (places <= accepted[:, None])  # a draft after a rejected one was not tried
-        succeeded = places < accepted[:, None]
-        self._of_rows[rows] += WEIGHT * tried * (succeeded - self._of_rows[rows])
-        self._run += (succeeded & tried).sum(0), tried.sum(0)
 
 
 class TableDrafts(Drafts):

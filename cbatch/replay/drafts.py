@@ -4,11 +4,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from cbatch.drafts import Drafter, Drafts, Shares, TableDrafts
+from cbatch.drafts import Drafter, Drafts, TableDrafts
 from cbatch.executor import Tokens
 from cbatch.replay.decisions import Decision
 from cbatch.request import Request
 from cbatch.request_table import RequestTable
+from cbatch.survivals import Shares
 
 
 def drafts_of(decision: Decision) -> dict[int, int]:

@@ -13,10 +13,14 @@ from cbatch.kv import blocks_for
 from cbatch.policy import copy_policy
 from cbatch.replay.decisions import Decided, Decision, StepEnd, record_decisions
 from cbatch.sim import SimExecutor
+from cbatch.sim.drafter import SurvivalsDrafter
 from cbatch.stall import Patience
 
 EVEN_COST = CostFunction(lambda shape: 1e-3 + 1e-5 * shape.num_tokens)
 """Predicts 1 ms per iteration and 10 us per token."""
+
+DRAFTER = SurvivalsDrafter([0.7, 0.4])
+"""For policies that draft."""
 
 SHORT = Patience(empty_plans=50)
 """Suffices for scenarios, where few requests take more iterations."""
@@ -58,7 +62,8 @@ class Scenario:
 
     @property
     def limits(self) -> Limits:
-        return Limits(self.batch, self.max_tokens, max(arrival.tokens for arrival in self.arrivals), tile=1)
+        longest = max(arrival.tokens for arrival in self.arrivals)
+        return Limits(self.batch, self.max_tokens, longest, tile=1, max_drafts=len(DRAFTER.survivals))
 
     def source(self) -> Listed:
         """Returns the requests, with ids in the order of `arrivals`, and their iterations."""
@@ -167,7 +172,7 @@ def _serve(
     try:
         kv = KVSize(scenario.num_blocks, scenario.block_size)
         how = scenario.asynchronous, patience, scenario.eviction
-        server = Server(SimExecutor(EVEN_COST), scenario.limits, cost, kv, *how)
+        server = Server(SimExecutor(EVEN_COST, drafter=DRAFTER), scenario.limits, cost, kv, *how, DRAFTER)
         try:
             engine = server.engine(build(), scenario.source())
         except ConfigError as error:
