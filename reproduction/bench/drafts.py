@@ -72,6 +72,8 @@ def make_repeating(model: Any) -> None:
     for name, weights in model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             weights.data.mul_(SCALE if weights.std() > SCALE else 1.0)
+        if "norm" in name:  # vLLM's dummy weights are small random numbers
+            weights.data.fill_(1)
     embedding = next(weights for name, weights in model.named_parameters() if "embed_tokens" in name).data
     head = next(weights for name, weights in model.named_parameters() if "lm_head" in name).data
     embedding.normal_(generator=torch.Generator(embedding.device).manual_seed(0))
