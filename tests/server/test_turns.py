@@ -65,9 +65,11 @@ def until_all_ended(specs: Sequence[RequestSpec], gap: float = 0.0) -> Callable[
     return answer
 
 
-def test_turns_have_the_tokens_of_the_outputs_and_the_ends(tmp_path: Path) -> None:
-    specs = [spec(id_, [*range(3 + 20 * id_)], 4 + id_) for id_ in range(3)]
-    longest, *turns, figures = converse(tmp_path / "run", until_all_ended(specs), *TINY)
+@pytest.mark.parametrize("drafts", [(), ("drafter=ngram", "drafter.min_n=1", "drafting=fixed")])
+def test_turns_have_the_tokens_of_the_outputs_and_the_ends(drafts: tuple[str, ...], tmp_path: Path) -> None:
+    """With drafts a request may get several tokens in a turn."""
+    specs = [spec(id_, [*range(3 + 20 * id_)], 100 + id_) for id_ in range(3)]
+    longest, *turns, figures = converse(tmp_path / "run", until_all_ended(specs), *TINY, *drafts)
     assert longest == 4096 and figures["run"]["requests"] == 3
     streams: dict[int, list[int]] = {0: [], 1: [], 2: []}
     for turn in turns:
@@ -75,7 +77,8 @@ def test_turns_have_the_tokens_of_the_outputs_and_the_ends(tmp_path: Path) -> No
             streams[id_].append(token)
         for end in turn.ended:
             assert end.output == streams[end.id] and end.finish_reason is FinishReason.LENGTH
-    assert {id_: len(tokens) for id_, tokens in streams.items()} == {0: 4, 1: 5, 2: 6}
+    assert {id_: len(tokens) for id_, tokens in streams.items()} == {0: 100, 1: 101, 2: 102}
+    assert any(len(set(turn.ids)) < len(turn.ids) for turn in turns) == bool(drafts)
     lines = (json.loads(line) for line in (tmp_path / "run" / "outputs.jsonl").read_text().splitlines())
     assert {line["id"]: line["output"] for line in lines} == streams
     assert turns[0].state[0] >= 1 and turns[-1].state == (0, 0, 0)
