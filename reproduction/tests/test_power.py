@@ -13,6 +13,7 @@ from reproduction.validation.power import FITTED, JUDGED, fit, judge, measure, s
 TRUE = Watts(95.0, 250.0, 5e-11, 1.6e-12, 700.0)
 
 
+@pytest.mark.long
 def test_a_known_power_is_found_in_the_runs_to_be_fitted() -> None:
     """The runs tell idle time, bytes and operations apart, also where some of them are limited; judged runs follow."""
     runs = {name: simulate(case, "h200") for name, case in {**FITTED, **JUDGED}.items()}

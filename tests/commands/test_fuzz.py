@@ -175,6 +175,7 @@ def mine(folder: Path, text: bytes) -> str:
     return "policy='mine.Höchst'"
 
 
+@pytest.mark.long
 def test_recorded_decisions(fuzz: Fuzz, folder: Path, recorded: dict[str, bytes]) -> None:
     def test(given_input: tuple[str, bytes, list[str]]) -> None:
         name, content, overrides = given_input

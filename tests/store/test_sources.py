@@ -119,6 +119,7 @@ def test_whatever_is_edited_is_named(folder: Path, monkeypatch: pytest.MonkeyPat
 SWEEP = ("-m", "sweep=grid", "batch=18")
 
 
+@pytest.mark.long
 def test_a_resumed_sweep_runs_again_what_other_code_made_unless_it_is_to_be_kept(folder: Path) -> None:
     sweep = ("run", *SWEEP, MINE, *QUICK)
     first = command(*sweep, cwd=folder)

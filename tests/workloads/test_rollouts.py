@@ -26,6 +26,7 @@ def test_samples_of_a_group_share_a_prompt_and_lengths_vary_by_group() -> None:
     assert all(request.predicted_new_tokens == request.max_new_tokens for request in exact)
 
 
+@pytest.mark.long
 def test_the_longest_first_ends_sooner_with_a_shorter_tail() -> None:
     """First come is slowest; ranking by group, from an earlier round's medians, is nearly as good as by the true lengths."""
     keys = {"groups": 24, "samples": 8, "median": 200, "longest": 2000, "batch": 16, "chunk": 512}

@@ -160,6 +160,7 @@ class Spoken:
                 self.prompts.append([*before, *draw(1 + id_, turn.new)])
 
 
+@pytest.mark.long
 def test_any_sessions_wait_repeat_and_share(num_sessions: int) -> None:
     """Turns wait for all they follow; two prompts share as many block hashes as leading blocks of equal tokens."""
     several = st.lists(scripts(), min_size=1, max_size=4, unique_by=lambda session: session.name)
