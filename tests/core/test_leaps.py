@@ -207,7 +207,7 @@ def test_leaps_change_nothing(name: str, num_workloads: int) -> None:
 
 
 def test_which_policies_are_steady() -> None:
-    told = "hrrn trail srpt lars ltr mlfq mc_sf mc_benchmark past_future past_future_aggressive qoserve qoserve_slack slai "
+    told = "hrrn trail srpt lars ltr mlfq mc_sf mc_benchmark past_future past_future_aggressive qoserve qoserve_slack slai joint "
     told += "vtc vtc_mdrr vtc_predict lpm dfs_weight spf_uncached hrrn_uncached dlpm tgi plas atlas session_affinity"
     assert STEADY.keys() - {"choosy"} == EVERY_POLICY.keys() - set(told.split())
     assert not is_steady(Sarathi(Slack()))
