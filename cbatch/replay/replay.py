@@ -203,10 +203,12 @@ class _Replay(Hooked):
         if not (entries := decided.entries):
             return
         end = self._ends.get(event.iteration)
-        chunks = tuple((count, known[id_].computed) for id_, count in entries if count > 1)
-        contexts = [known[id_].computed + 1 for id_, count in entries if count == 1]
         num_tokens, drafts = sum(count for _, count in entries), drafts_of(event)
-        shape = BatchShape(chunks, len(contexts), sum(contexts), (decided.pad_to or num_tokens) - num_tokens)
+        chunks = tuple((count, known[id_].computed) for id_, count in entries if count > 1 and id_ not in drafts)
+        rows = [(id_, after) for id_, count in entries if count == 1 or id_ in drafts for after in range(count)]
+        context = sum(known[id_].computed + 1 + after for id_, after in rows)
+        num_shared = sum(number * (known[id_].computed + 1) for id_, number in drafts.items())
+        shape = BatchShape(chunks, len(rows), context, (decided.pad_to or num_tokens) - num_tokens, num_shared)
         launched_at = end.record.launched_at if end else event.seen.now
         self.view.in_flight.append(_Launched(tuple(id_ for id_, _ in entries), drafts, shape, launched_at))
         for id_, count in entries:
