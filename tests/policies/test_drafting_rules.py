@@ -11,6 +11,7 @@ from policies.drafting.adaptive import assign, best_budget, staircase
 from policies.drafting.ema import Ema, Slot
 from policies.drafting.goodput import best_number
 from policies.drafting.throughput_aware import ThroughputAware
+from policies.joint import Pair, best_pair
 
 KIMI = [0.83, 0.60, 0.45, 0.36, 0.22, 0.16, 0.09, 0.06]
 GLM = [71.23, 51.70, 39.04, 30.51, 24.37, 20.00, 16.85, 14.41, 12.46, 10.94, 9.64, 8.56, 7.58, 6.67, 5.82, 4.98]
@@ -146,6 +147,25 @@ def test_goodput_takes_the_least_of_the_best_numbers() -> None:
     assert best_number(survivals, [10, 12, 20, 25]) == 1
     assert best_number(survivals, [10, 17, 22, 25]) == 0  # four times .2
     assert best_number(survivals, [10, 12, 14, 16]) == 2  # .3143 against .3125
+
+
+@pytest.mark.parametrize(
+    ("tbt", "prompt_value", "pair"),
+    [
+        (25, 1, (128, 0)),  # 6.5 tokens per ms: a prompt token is certain, a draft is not
+        (12.5, 1, (128, 2)),  # 21 ms for 1.75 tokens per decode: 12 ms, where no drafts need 20
+        (11.5, 1, (128, 4)),  # 10.9 ms
+        (8, 1, (0, 2)),  # .318 tokens per ms, four drafts .314
+        (5, 1, (0, 2)),  # none keeps the target: 6.29 ms is the least
+        (25, 0, (0, 2)),
+    ],
+)
+def test_joint_trades_prompt_tokens_for_drafts(tbt: float, prompt_value: float, pair: Pair) -> None:
+    """Two decodes, whose drafts add .9, .6, .5 and .4 tokens in this order, beside 0 or 128 prompt tokens."""
+    survivals = np.array([[0.9, 0.6], [0.5, 0.4]])
+    milliseconds = {(0, 0): 10.0, (0, 2): 11.0, (0, 4): 14.0, (128, 0): 20.0, (128, 2): 21.0, (128, 4): 24.0}
+    assert best_pair(survivals, milliseconds, tbt=tbt, prompt_value=prompt_value) == pair
+    assert best_pair(np.ones((0, 2)), {(0, 0): 0.0, (64, 0): 8.0}, tbt=tbt, prompt_value=1) == (64, 0)
 
 
 def test_mean_acceptance_equals_the_closed_form() -> None:
