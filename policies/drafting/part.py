@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from cbatch import Plan, PlanBuilder, Policy, Request, View
-from policies.drafting.rule import DraftingRule
+from cbatch import Plan, PlanBuilder, Policy, Request, StepRecord, View
+from policies.drafting.rule import DraftingRule, Waits
 
 
 class WithDrafts:
-    """A policy with a drafting rule. All but `plan` and `on_tokens` is the policy's, and it is not steady."""
+    """A policy with a drafting rule. All but `plan` and two hooks is the policy's, and it is not steady."""
 
     def __init__(self, policy: Policy, rule: DraftingRule) -> None:
-        self.policy, self.rule = policy, rule
+        self.policy, self.rule, self._waits = policy, rule, Waits()
         self._drafts: dict[Request, int] = {}  # in the latest plan
 
     def __getattr__(self, name: str) -> Any:
@@ -38,6 +38,12 @@ class WithDrafts:
     def plan(self, view: View) -> Plan:
         view.update(plan=partial(_Builder, view, self.rule, self._drafts))
         return self.policy.plan(view)
+
+    def on_step(self, record: StepRecord) -> None:
+        self._waits.note(record)
+        self.rule.wait = self._waits.seconds
+        if (on_step := getattr(self.policy, "on_step", None)) is not None:
+            on_step(record)
 
     def on_tokens(self, requests: Sequence[Request]) -> None:
         """Reports the outcome of an iteration's drafts; without any, each request's token."""
