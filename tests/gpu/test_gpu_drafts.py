@@ -1,14 +1,17 @@
 """On GPUs, with drafts, of which some are wrong, each request gets the tokens that it gets alone."""
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_models import BLOCK_SIZE, LIMITS, TINY_LLAMA, TINY_QWEN3, with_same_weights
+import torch
+from gpu_models import BLOCK_SIZE, CUDA, LIMITS, TINY_LLAMA, TINY_QWEN3, error, make_batch, with_same_weights
 from guesses import Guesses, Speculating
 from poison import poisoned
 from schedules import UnitCost
+from test_gpu_kernels import DTYPES
 from test_gpu_tokens import AMPLE, LAYOUTS, POLICIES, SCARCE, expected_of
 from tiny_models import LONGEST_OUTPUT, greedy_references, sampled_references
 
@@ -16,8 +19,33 @@ from cbatch import Server
 from cbatch.arrivals import Listed
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
+from cbatch.runtime.attention import ReferenceAttention
+from cbatch.runtime.batch import Extents
+from cbatch.runtime.fast.attention.triton_decodes import Decodes
 from cbatch.runtime.gpu import build as gpu
 from cbatch.runtime.options import Options
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (4, 4), (8, 1), (6, 1)])
+@pytest.mark.parametrize("requests", [1, 7, 60])
+def test_rows_of_a_request_share_one_read(requests: int, heads: int, kv_heads: int, dtype: torch.dtype) -> None:
+    """One to nine rows of each request, contexts at and beside the borders of blocks; without drafts the same rows are read one by one."""
+    numbers = random.Random(requests)
+    groups = [(numbers.choice((1, 2, 4, 5, 9)), numbers.choice((1, 5, 63, 64, 65, 700))) for _ in range(requests)]
+    rows = [(1, first + place) for number, first in groups for place in range(number)]
+    width = 800 // BLOCK_SIZE
+    batch = make_batch([*rows, (0, 0)], BLOCK_SIZE, width)
+    batch.drafts[: len(rows)] = torch.tensor([place for number, _ in groups for place in range(number)])
+    firsts = (torch.arange(len(rows), device=CUDA) - batch.drafts[: len(rows)])[:, None].expand(-1, width).long()
+    batch.block_tables[: len(rows)] = batch.block_tables.gather(0, firsts)
+    query = torch.randn((len(rows), heads, 64), device=CUDA).to(dtype)
+    keys, values = torch.randn((2, (len(rows) + 1) * width, BLOCK_SIZE, kv_heads, 64), device=CUDA).to(dtype)
+    exact = query.double(), keys.double(), values.double()
+    expected = ReferenceAttention()(*exact, batch, Extents(1, 800, 0), scaling=0.1)
+    for drafts in (True, False):
+        out = Decodes(CUDA, drafts=drafts).write(torch.empty_like(query), query, keys, values, batch, 0.1)
+        assert error(out, expected) < DTYPES[dtype]
 
 
 @pytest.mark.parametrize(("num_stages", "num_ranks"), LAYOUTS)
