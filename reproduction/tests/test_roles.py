@@ -1,0 +1,21 @@
+"""Prefill and decode apart: the stored table and figure are of the stored runs."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from reproduction.papers.roles import KEY, LOADS, OBJECTIVES, draw, table
+
+PLACE = Path(__file__).parents[1] / "results" / "roles"
+
+
+def test_the_stored_table_is_of_the_stored_runs() -> None:
+    """All cells of each seed are there once; stricter objectives attain no more; the figure has a panel for each workload."""
+    data = pd.read_csv(PLACE / "runs.csv")
+    cells = {(gpus, name, rate) for gpus, loads in LOADS.items() for name, rates in loads.items() for rate in rates}
+    for _, runs in data.groupby("seed"):
+        assert len(runs) == sum(gpus for gpus, *_ in cells) == len(runs[KEY].drop_duplicates())
+    strict, middle, relaxed = (data[text] for text in OBJECTIVES)
+    assert (strict <= middle).all() and (middle <= relaxed).all()
+    assert table(data) == (PLACE / "table.md").read_text()
+    assert len(draw(data).axes) == len(LOADS[8])
