@@ -122,7 +122,7 @@ def serve(policy: str, seed: int, kind: type[SimExecutor], leaps: bool) -> tuple
     return cluster, router
 
 
-@pytest.mark.parametrize(("policy", "seed"), zip(cycle(POLICIES), range(12)))
+@pytest.mark.parametrize(("policy", "seed"), [*zip(cycle(POLICIES), range(12))])
 def test_no_view_holds_anything_after_its_time(policy: str, seed: int) -> None:
     """Counters are recounted from ends until then and launches before (arrivals precede launches at the same time); staleness ages both."""
     cluster, router = serve(policy, seed, Logging, leaps=False)
@@ -152,7 +152,7 @@ def test_no_view_holds_anything_after_its_time(policy: str, seed: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("policy", "seed"), zip(cycle(POLICIES), range(12)))
+@pytest.mark.parametrize(("policy", "seed"), [*zip(cycle(POLICIES), range(12))])
 def test_views_are_the_same_with_leaps(policy: str, seed: int) -> None:
     (leaping, seen), (plain, wanted) = (serve(policy, seed, SimExecutor, leaps) for leaps in (True, False))
     rows = (
