@@ -1,9 +1,10 @@
 """Routers choose the replica that serves a request, from dated views of all replicas (`views`). `policies.routers` has more."""
 
+from collections import Counter
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from cbatch.cluster.views import ClusterView
+from cbatch.cluster.views import ClusterView, Role
 from cbatch.request import Request
 
 
@@ -40,15 +41,15 @@ class Router(Protocol):
 
 
 class RoundRobin:
-    """Takes the replicas in turn."""
+    """Takes the replicas in turn, prefillers and decoders each in a turn of their own."""
 
     def __init__(self) -> None:
-        self._next = 0
+        self._next = Counter[Role]()  # by stage
 
     def choose(self, request: Request, view: ClusterView) -> int:
         able = view.fitting(request)
-        chosen = next((index for index in able if index >= self._next), able[0])
-        self._next = chosen + 1
+        chosen = next((index for index in able if index >= self._next[view.stage]), able[0])
+        self._next[view.stage] = chosen + 1
         return chosen
 
 

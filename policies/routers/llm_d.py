@@ -43,7 +43,7 @@ class LlmD:
         self._weights = dict(weights)
         self._approximate, self._ties = approximate, Ties(ties, seed)
         self._sent: list[SentPrefixes] = []
-        self._replica_of: dict[str, int] = {}  # by session
+        self._replica_of: dict[tuple[str, str], int] = {}  # by stage and session
 
     def choose(self, request: Request, view: ClusterView) -> int:
         self._sent += (SentPrefixes() for _ in range(len(self._sent), len(view)))
@@ -56,7 +56,7 @@ class LlmD:
             self._sent[chosen].add(view[chosen].block_hashes(request)[:MOST_MATCHED])
             self._sent[chosen].trim(MOST_SENT)
         if request.session is not None:
-            self._replica_of[request.session] = chosen
+            self._replica_of[view.stage, request.session] = chosen
         return chosen
 
     def _score(self, name: str, able: Sequence[int], request: Request, view: ClusterView) -> Sequence[float]:
@@ -68,7 +68,7 @@ class LlmD:
         if name in _OF_ONE:
             return [*map(_OF_ONE[name], shown)]
         if name == "session":
-            return [index == self._replica_of.get(request.session or "") for index in able]
+            return [index == self._replica_of.get((view.stage, request.session or "")) for index in able]
         return [self._prefix(index, request, view[index]) for index in able]
 
     def _prefix(self, index: int, request: Request, replica: ReplicaView) -> float:

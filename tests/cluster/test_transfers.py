@@ -22,6 +22,7 @@ from cbatch.results.timeline import write_timeline
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.roofline import Affine
 from policies.evictions import LRU
+from policies.routers import LlmD
 
 ROLES = [Role.PREFILL, Role.DECODE]
 
@@ -231,6 +232,18 @@ def test_a_prefix_is_copied_before_the_prompt_is_computed(cached: bool, sent: in
     assert [transfer.num_tokens for transfer in cluster.record.transfers] == [sent] * cached
     assert [step.num_prefill_tokens for step in cluster.engines[1].record.steps] == [8 - sent]
     assert requests[1].finished_at == ends and requests[1].num_cached_tokens == sent
+
+
+@pytest.mark.parametrize(
+    ("router", "counts"), [(RoundRobin(), [3, 3, 3, 3]), (LlmD({"session": 1}, seed=1), [6, 0, 6, 0])]
+)
+def test_stages_do_not_share_a_routers_memory(router: Router, counts: list[int]) -> None:
+    """Of two prefillers and two decoders: each serves half in turn; a session stays with its prefiller and with its decoder."""
+    requests = [Request(id_, 2, 2, arrival_time=10.0 * id_, session="a") for id_ in range(6)]
+    cluster = serve(
+        [replica() for _ in range(4)], requests, Moves(1, Affine(0.0, 0.0)), [*ROLES[:1] * 2, *ROLES[1:] * 2], router
+    )
+    assert [len(engine.record.steps) for engine in cluster.engines] == counts
 
 
 def random_run(seed: int) -> Cluster:

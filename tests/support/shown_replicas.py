@@ -5,12 +5,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from cbatch import Request
+from cbatch.cluster import Role
 
 COUNTERS = ("num_unfinished", "num_waiting", "num_running", "outstanding_tokens", "kv_use", "prompt_tokens_left")
 
 
 class Shown(list[Any]):
-    now = 0.0
+    now, stage = 0.0, Role.PREFILL
 
     def fitting(self, request: Request) -> list[int]:
         return list(range(len(self)))
