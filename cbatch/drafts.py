@@ -83,6 +83,8 @@ class Drafts:
     """
 
     most = 0
+    counts = np.zeros((2, 0))
+    """See `Shares.counts`."""
 
     def can_have(self, request: Request) -> bool:
         """Returns whether the request decodes and all its tokens are on the host, so that it can have drafts now."""
@@ -193,6 +195,10 @@ class TableDrafts(Drafts):
 
     def survivals(self, request: Request) -> Sequence[float]:
         return self._shares.survivals(request.row, request.id)
+
+    @property
+    def counts(self) -> NDArray[np.float64]:  # type: ignore[override]
+        return self._shares.counts
 
     def seconds(self, num_requests: int, k: int) -> float:
         return 0.0 if self._drafter is None else self._drafter.seconds(num_requests, k)

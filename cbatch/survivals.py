@@ -1,6 +1,7 @@
 """How likely drafts are accepted, by their place after the newest token: see `Drafts.survivals`."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbatch.request import NEVER, Ints
 
@@ -17,6 +18,11 @@ class Shares:
     def __init__(self, most: int) -> None:
         self._run = np.ones((2, most))
         self._of_rows, self._owners = np.ones((0, most)), np.zeros(0, np.int64)
+
+    @property
+    def counts(self) -> NDArray[np.float64]:
+        """Returns the drafts of the run that were accepted, and those whose predecessors were, [2, places]."""
+        return self._run - 1
 
     def survivals(self, row: int, id_: int) -> list[float]:
         known = 0 <= row < len(self._owners) and self._owners.item(row) == id_

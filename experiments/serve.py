@@ -172,6 +172,7 @@ def _result_of(
         **_limits_of(run),
         "overshoot_tokens": sum(engine.state.num_overshoot_tokens for engine in run.engine.engines),
         "num_evicted_blocks": sum(cache.pool.num_evicted for cache in caches if cache) if any(caches) else None,
+        "outcomes": sum(engine.state.drafts.counts for engine in run.engine.engines),
         "host": _host_figures(run) if run.kv.num_host_blocks else None,
         "num_replicas": len(caches),
         "prices": run.prices,

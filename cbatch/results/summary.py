@@ -40,6 +40,7 @@ def summarize(
     prices: Sequence[float] | None = None,
     machines: Machines | None = None,
     readings: Floats | None = None,
+    outcomes: Floats | None = None,
 ) -> dict[str, Any]:
     """Returns all metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
 
@@ -56,6 +57,7 @@ def summarize(
         block_size: tokens per block of the prefix cache.
         machines: None: unknown, without `mfu` and `mbu`; without watts no predicted `energy`.
         readings: of the energy counters, for a measured `energy`, see `measured_energy`; None: none.
+        outcomes: of drafts by place in the whole run, see `Shares.counts`, for `drafts.survivals`; None: unknown.
         prices: US dollars per hour of each replica; None: unknown, without `cost`.
     """
     run = Gathered(record) if isinstance(record, RunRecord) else record
@@ -86,7 +88,7 @@ def summarize(
         "throughput": throughput,
         **_latencies(requests, window),
         "iterations": _iterations(steps, window, num_blocks, max_batch),
-        **({"drafts": _drafts(steps, window)} if steps["num_drafts"].any() else {}),
+        **({"drafts": _drafts(steps, window, outcomes)} if steps["num_drafts"].any() else {}),
         **({} if machines is None else utilisation(machines, steps, window)),
         "goodput": goodput(ended, requests, ends, objectives, window.seconds),
         "attainment": attainment(ended, requests, ends),
@@ -247,9 +249,11 @@ def _iterations(steps: StepColumns, window: Window, num_blocks: Most, max_batch:
     }
 
 
-def _drafts(steps: StepColumns, window: Window) -> Figures:
-    """Returns figures of the speculation in the iterations whose tokens arrived within the window."""
-    inside = window.holds(steps["received_at"])
+def _drafts(steps: StepColumns, window: Window, outcomes: Floats | None) -> Figures:
+    """Returns figures of the speculation in the iterations whose tokens arrived within the window, and survivals over the whole run."""
+    inside, tried = window.holds(steps["received_at"]), np.zeros((2, 0)) if outcomes is None else outcomes
+    accepted_of, tried_of = tried[:, tried[1] > 0]
+    survivals = {str(place): share for place, share in enumerate((accepted_of / tried_of).cumprod().tolist(), 1)}
     requests, drafts, accepted = (int(steps[f"num_{name}"][inside].sum()) for name in ("drafted", "drafts", "accepted"))
     return {
         "drafts": drafts,
@@ -257,6 +261,7 @@ def _drafts(steps: StepColumns, window: Window) -> Figures:
         "wasted_tokens": drafts - accepted,
         "accepted_share": accepted / drafts if drafts else math.nan,
         "acceptance_length": 1 + accepted / requests if requests else math.nan,
+        **({"survivals": survivals} if survivals else {}),
     }
 
 

@@ -29,6 +29,7 @@ from experiments.settings.construct import check_eviction, check_evicts, constru
 from experiments.settings.hardware import profile_of_gpu
 from experiments.settings.identity import columns_of
 from experiments.settings.recipe import Recipe, recipe_of
+from experiments.store.run_folder import survivals_of
 from experiments.workloads import Workload
 
 GROUPS = (
@@ -252,9 +253,7 @@ def _backend(section: object, chosen: dict[str, str]) -> Backend:
 def _drafter(section: object) -> object:
     """Returns a drafter's section, with the survivals of the run whose folder is in their place."""
     if isinstance(section, Mapping) and isinstance(folder := section.get("survivals"), str):
-        from experiments.store.tables import survivals_of  # pandas takes a second to load
-
-        return {**section, "survivals": survivals_of(folder)}
+        return {**section, "survivals": survivals_of(Path(folder))}
     return section
 
 

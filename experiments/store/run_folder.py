@@ -86,6 +86,15 @@ def read_summary(folder: Path, name: str = SUMMARY) -> dict[str, Any] | None:
     return None
 
 
+def survivals_of(folder: Path) -> list[float]:
+    """Returns the survivals of a run with drafts, `drafts.survivals` of its figures. Raises ConfigError if there are none."""
+    survivals = (read_summary(folder) or {}).get("drafts", {}).get("survivals")
+    if not survivals:
+        problem = f"drafter.survivals={folder}: no survivals in its {SUMMARY}"
+        raise ConfigError(f"{problem}; give a list as [0.8,0.6], or the folder of a run with drafts by this version")
+    return [*survivals.values()]
+
+
 def run_folders(root: Path, name: str = SUMMARY) -> list[Path]:
     """Returns the folders of complete runs in and below a folder, sorted by name. name: see `read_summary`."""
     return sorted(path.parent for path in root.rglob(name) if read_summary(path.parent, name) is not None)

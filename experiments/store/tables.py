@@ -98,20 +98,6 @@ def time_between_tokens(folder: str | Path) -> "pd.Series[float]":
     return pd.Series(share_gaps(gaps.to_numpy()), gaps.index).dropna()
 
 
-def survivals_of(folder: str | Path) -> list[float]:
-    """Returns the survivals of a run with drafts: the share of iterations that gave a request more than 1, 2, ... tokens.
-
-    The first iteration of a request samples without drafts, and its length may cut the last; neither counts. Drafts that a
-    drafter did not find count as rejected.
-    """
-    counts = read_tokens(folder).groupby(["request_id", "time"]).size()
-    number = counts.groupby(level=0).cumcount()
-    counts = counts[(number > 0) & (number < counts.groupby(level=0).transform("size") - 1)]
-    if counts.max() < 2 or counts.empty:
-        raise ConfigError(f"{folder}: no draft was accepted in this run; give a run with a drafter")
-    return [float((counts > place).mean()) for place in range(1, int(counts.max()))]
-
-
 def _table(folder: str | Path, name: str, numbers: Sequence[str]) -> pd.DataFrame:
     """Reads a CSV file of a run. numbers: required columns, which contain numbers or nothing."""
     path = _file(folder, name)

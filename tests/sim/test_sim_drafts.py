@@ -12,6 +12,8 @@ from cbatch import BatchShape, ConfigError, CostFunction, KVSize, Limits, Policy
 from cbatch.request import Ints
 from cbatch.sim import ProfileCost, SimExecutor
 from cbatch.sim.drafter import SurvivalsDrafter, uniforms
+from cbatch.survivals import Shares
+from experiments.serve import serve
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
 from policies.chunking import Fixed as FixedChunk
@@ -190,16 +192,25 @@ def test_published_drafters(name: str, k: int, length: float) -> None:
 
 
 def test_survivals_of_a_recorded_run(tmp_path: Path) -> None:
-    """Between its first and last, request 5 got 3, 1 and 2 tokens in an iteration, request 7 got 1: 2 of 4 have more than 1, 1 more than 2."""
-    ids = [5] * 9 + [7] * 3
-    times = [1, *[2] * 3, 3, 4, 4, 5, 5, 2, 3, 4]
-    np.savez(tmp_path / "tokens.npz", request_id=ids, time=np.array(times, float))
-    drafter = compose_run("backend=sim", "drafter=survivals", f"drafter.survivals={tmp_path}").drafter
-    assert isinstance(drafter, SurvivalsDrafter)
-    assert (drafter.survivals, drafter.max_drafts) == ([0.5, 0.25], 2)
-    np.savez(tmp_path / "tokens.npz", request_id=[1, 1, 1], time=[0.0, 1.0, 2.0])
-    with pytest.raises(ConfigError, match="no draft was accepted"):
+    """A rule that gives most requests fewer drafts than there are places leaves the survivals as drawn, here within 3 standard errors."""
+    drafting = ("drafting=table", "drafting.ranges=[[1,60,4],[61,512,1]]", "drafter=glm_mtp")
+    load = ("policy=sarathi_serve", "workload=queued", "workload.num_requests=200", "batch=64", "chunk=2048")
+    folder = tmp_path / "run"
+    run = serve(compose_run("backend=sim", "hardware=h100", *load, *drafting), folder, log=str)
+    drafter = compose_run("backend=sim", "drafter=survivals", f"drafter.survivals={folder}").drafter
+    assert isinstance(drafter, SurvivalsDrafter) and run.summary["drafts"]["drafts"] > 10_000
+    assert drafter.survivals[0] == pytest.approx(0.84, abs=0.01)
+    assert drafter.survivals[1:] == pytest.approx([0.66, 0.49, 0.34], abs=0.04) and drafter.max_drafts == 4
+    assert [*run.summary["drafts"]["survivals"].values()] == drafter.survivals
+    with pytest.raises(ConfigError, match="no survivals in its summary"):
         compose_run("backend=sim", "drafter=survivals", f"drafter.survivals={tmp_path}")
+
+
+def test_a_draft_counts_if_its_predecessors_were_accepted() -> None:
+    """Of 3, 3, 1 and 1 drafts 1, 3, 1 and 0 are accepted: the first place was tried 4 times, the second twice, the third once."""
+    shares = Shares(3)
+    shares.note(np.arange(4), np.arange(4), np.array([3, 3, 1, 1]), np.array([1, 3, 1, 0]))
+    assert shares.counts.tolist() == [[3, 1, 1], [4, 2, 1]]
 
 
 @pytest.mark.parametrize(
