@@ -21,6 +21,7 @@ from experiments.settings.construct import BY_IMPORT_PATH
 from experiments.settings.settings import GROUPS
 
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_PART = re.compile(rf"\s*(?P<group>{'|'.join(BY_IMPORT_PATH)})=(?P<options>.*)", re.DOTALL)
 _OPTION = re.compile(r"(?P<name>[\w.-]+)(\((?P<arguments>.*)\))?", re.DOTALL)
 _NOT_IN_A_NAME = re.compile(r"[^\w.,=()+-]+")
 _NESTED = re.compile(r"""['"()\[\]{}]""")
@@ -124,7 +125,9 @@ def _join(group: str, option: str, pieces: Sequence[str]) -> list[str]:
 
 
 def _values(option: str, argument: str) -> list[tuple[str, Any]]:
-    """Returns (key, value) for each value of an argument, which may be a sweep as on Hydra's command line."""
+    """Returns (key, value) for each value of an argument, which may be a sweep as on Hydra's command line, or an option with arguments."""
+    if (part := _PART.fullmatch(argument)) and any("(" in text or "." in text for text in _pieces(part["options"])):
+        return [(part["group"], name) for name in option_names(part["group"], part["options"])]
     parser = OverridesParser.create()
     try:
         override = parser.parse_override(argument)

@@ -105,7 +105,8 @@ def check_composable(overrides: Collection[str], *, sweeps: bool) -> None:
     for override in overrides:
         key, value = key_of(override), override.partition("=")[2]
         if key in (*GROUPS, "slo", "hydra/launcher") and any(map(_NO_NAME.fullmatch, value.split(","))):
-            raise ConfigError(f"{override}: a group takes the name of one of its options; several are a sweep, with -m")
+            remedy = f"give {key}=none" if override == "drafting=null" else "several are a sweep, with -m"
+            raise ConfigError(f"{override}: a group takes the name of one of its options; {remedy}")
         if key.startswith("hydra/launcher") and not sweeps:
             raise ConfigError(f"{override}: launches the runs of a sweep; add -m, or leave it out")
         in_workers = launched and key.startswith("hydra.job.env_")

@@ -92,4 +92,4 @@ def recipe_of(section: object, chunk: int | str, chosen: dict[str, str], draftin
         raise ConfigError(f"policy.chunking={chunking}: is a name; choose the size of chunks with chunking={chunking}")
     if chunking is None and "chunking" in section and str(section.get("_target_")).startswith("policies."):
         raise ConfigError("policy.chunking=null: this policy needs one; choose the size of chunks with chunking=NAME")
-    return Recipe(section if drafting is None else {**section, "drafting": check_section("drafting", drafting)})
+    return Recipe(section if not drafting else {**section, "drafting": check_section("drafting", drafting)})

@@ -45,6 +45,10 @@ CHUNKING = {"_target_": "policies.chunking.TileAligned", "chunk": 128}
         ("policy=mine.Own(a=1,2,b=x)", ["mine.Own(a=1,b=x)", "mine.Own(a=2,b=x)"]),
         ("policy='mine.Own(a=1)',\"mine.Own(a=2)\"", ["mine.Own(a=1)", "mine.Own(a=2)"]),
         ("policy=mine.Own(a=true,false,b=[1,2])", ["mine.Own(a=true,b=_1,_2_)", "mine.Own(a=false,b=_1,_2_)"]),
+        (
+            "policy=orca(drafting=mine.Own(k=1,2),none)",
+            [f"orca(drafting={rule})" for rule in ("mine.Own(k=1)", "mine.Own(k=2)", "none")],
+        ),
         ("policy=mine.Own(a=range(1,6,step=2))", ["mine.Own(a=1)", "mine.Own(a=3)", "mine.Own(a=5)"]),
         ("output=runs/day_a=1,b=2", ["runs/day_a=1,b=2"]),
         ("workload.path=runs/day_chunk=256/requests.csv", ["runs/day_chunk=256/requests.csv"]),

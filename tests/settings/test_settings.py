@@ -26,6 +26,10 @@ from experiments.settings.settings import read_settings
 from experiments.setup.assemble import assemble
 
 OWN = """
+from policies.chunking import TileAligned
+from policies.drafting import Fixed
+
+
 class Mine:
     def __init__(self, budget, chunking):
         pass
@@ -37,6 +41,14 @@ class Mine:
 class Drawn(Mine):
     def __init__(self, predictor=None, seed=0):
         pass
+
+
+class Drafts(Fixed):
+    pass
+
+
+class Chunks(TileAligned):
+    pass
 """
 
 
@@ -49,6 +61,12 @@ class Drawn(Mine):
         ("policy=sarathi chunking=fixed", "sarathi(chunking=fixed(chunk=256))"),
         ("policy=sarathi chunk=auto", "sarathi(chunking=pd_aware)"),
         ("policy=orca drafting=ema", "orca(drafting=ema)"),
+        ("policy=orca drafting=none", "orca"),
+        ("policy=orca(drafting=null) drafting=ema", "orca"),
+        ("policy=orca(drafting=none) drafting=ema", "orca"),
+        ("policy=orca(drafting=mine.Drafts(k=2))", "orca(drafting=drafts(k=2))"),
+        ("policy=orca(drafting=mine.Drafts,drafting.k=2) drafting=ema", "orca(drafting=drafts(k=2))"),
+        ("policy=sarathi(chunking=mine.Chunks(chunk=100)) chunk=100", "sarathi(chunking=chunks(chunk=100))"),
         ("policy=orca(drafting=fixed,drafting.k=7)", "orca(drafting=fixed(k=7))"),
         ("policy=sarathi(drafting=fixed) drafting=ema", "sarathi(chunk=256, drafting=fixed)"),
         ("policy=mine.Mine(budget=3,chunking=null) drafting=table", "Mine(budget=3, chunking=null, drafting=table)"),
