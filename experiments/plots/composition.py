@@ -36,7 +36,8 @@ _MOST_PARTS = 60
 @print_style()
 def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Figure:
     """Draws panels over time: tokens, requests, KV cache, MFU and MBU where the GPU's peak is known, the power of each replica's GPUs where
-    it is measured or predicted, and with a prefix cache the parts of prompts admitted at each time.
+    it is measured or predicted, and with a prefix cache the parts of prompts admitted at each time, unless requests moved: a request's row has the
+    replica that ended it, not the one that computed its prompt.
 
     Raises ConfigError if there is no finished run, there are several runs, or the run has no iterations or no such replica.
 
@@ -60,7 +61,8 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
     readings = _readings(Path(run["folder"]), max(len(known), 1), about.get("pools", {}))
     names = ["tokens per iteration", "requests", "KV [%]", *[SHARES] * bool(work)]
     names += [POWER] * (readings is not None or bool(work and "watts" in work))
-    names += [PROMPTS] * ("cached_tokens" in served)
+    moved = "transfers" in run["summary"] and bool(((served["lost_tokens"] > 0) & (served["preemptions"] == 0)).any())
+    names += [PROMPTS] * ("cached_tokens" in served and not moved)
     omitted = len(known) - len(chosen)
     height, ratios, how = 1.7 + 0.9 * len(names), (2, *[1] * (len(names) - 1)), ""
     figure, rows = new_figure(len(names), len(parts), height, ratios=ratios, sharex=True, sharey="row")
@@ -85,8 +87,9 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
     for row, name in zip(rows, names, strict=True):
         row[0].set_ylabel(name)
     for row in rows:
-        if handles := next(filter(None, (panel.get_legend_handles_labels()[0] for panel in row)), None):
-            row[-1].legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        handles = {drawn.get_label(): drawn for panel in row for drawn in panel.get_legend_handles_labels()[0]}
+        if handles:
+            row[-1].legend(handles=[*handles.values()], loc="upper left", bbox_to_anchor=(1.0, 1.0))
     if omitted:
         how += f", {len(chosen)} of {len(known)} replicas"
     add_title(figure, shown, str(run["label"]), note=how, look=look)
@@ -154,6 +157,8 @@ def _draw_prompts(panel: Axes, requests: pd.DataFrame, end: float) -> None:
     found, again = admitted["cached_tokens"], admitted["recomputed_tokens"]
     kinds = {"found": found, "computed": admitted["prompt_tokens"] - found, "recomputed": again}
     kinds = {name: tokens for name, tokens in kinds.items() if tokens.any()}
+    if not kinds:  # no request was admitted there
+        return
     sums = np.array([np.histogram(admitted["admitted"], edges, weights=tokens)[0] for tokens in kinds.values()])
     shares = np.pad(100 * sums / np.maximum(sums.sum(axis=0), 1), ((0, 0), (0, 1)), mode="edge")
     colours = [_PARTS[name] for name in kinds]

@@ -1,6 +1,7 @@
 """Plots of one run: distributions, iterations over time, and the service of clients, as they are in its files."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,7 @@ from hand_made import write_run
 from test_plots import lines
 
 from cbatch import ConfigError
+from experiments.api import simulate
 from experiments.plots import composition, latency_cdf, service
 from experiments.plots.style import new_figure
 
@@ -89,6 +91,23 @@ def test_composition_has_a_column_for_each_replica(tmp_path: Path) -> None:
     assert [panel.get_title(loc="left") for panel in composition.draw(run, replicas=(2,)).axes[:1]] == ["replica 2"]
     with pytest.raises(ConfigError, match="replicas=3: no such replica; the run has 3, counted from 0"):
         composition.draw(run, replicas=(3,))
+
+
+def test_composition_of_a_prefiller_and_a_decoder(tmp_path: Path) -> None:
+    """Power of each; no parts of prompts, which requests.csv would ascribe to the decoder. A replica that admitted none has an empty panel."""
+    pools: dict[str, Any] = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
+    simulate("orca", "open_loop", requests=20, prefix_cache=True, pools=pools, output=tmp_path / "run", hardware="h100")
+    panels = composition.draw(tmp_path / "run").axes
+    assert [panel.get_ylabel() for panel in panels[::2]][-1] == "power\n[W]"
+    shown = {text.get_text() for text in panels[1].get_legend().get_texts()}  # type: ignore[union-attr]
+    assert shown == {"prefill", "decode", "padding"}, "the prefiller has no decodes"
+    assert all(max(panel.get_lines()[0].get_ydata()) > 100 for panel in panels[-2:])  # type: ignore[arg-type]
+    panel, none = (
+        new_figure(1, 1, 1.0)[1][0][0],
+        pd.DataFrame(columns=["admitted", "cached_tokens", "recomputed_tokens", "prompt_tokens"], dtype=float),
+    )
+    composition._draw_prompts(panel, none, 2.0)
+    assert not panel.collections
 
 
 def test_nothing_is_drawn_while_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
