@@ -86,7 +86,7 @@ def entered(
         StepRecord._make(
             (
                 *(first.index + after, *launched[:2], waited_at, now, now, *launched[2][:2]),
-                *(*batch, *launched[3], first.note, num_scores + more, num_reads + more, 0, 0, 0),
+                *(*batch, *launched[3], first.note, num_scores + more, num_reads + more, 0, 0, 0, 0),
             )
         )
         for after, launched, (_, waited_at, _, now) in ended

@@ -27,7 +27,7 @@ SUMMARIZED = (
     *("planned_at", "launched_at", "received_at", "done_at", "started", "ended", "num_requests"),
     *("num_prefill_tokens", "num_decode_tokens", "num_padding_tokens", "kv_blocks_used"),
     *("num_sampled", "num_scores", "num_kv_reads", "num_running", "num_waiting"),
-    *("num_drafted", "num_drafts", "num_accepted"),
+    *("num_drafted", "num_drafts", "num_accepted", "most_drafts"),
 )
 """Fields of `StepRecord` that a summary reads."""
 

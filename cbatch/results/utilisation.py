@@ -20,7 +20,8 @@ PHASES = ("prefill", "decode", "mixed")
 class Work(NamedTuple):
     """What a model's iterations compute, and the least that they move.
 
-    A multiplication and an addition are two operations. flops_per_output: the output head, for a token that is sampled.
+    A multiplication and an addition are two operations. flops_per_output: the output head, for a token that is sampled, or that
+    verifies a draft in vain.
     bytes_per_iteration: all weights are read once. bytes_per_token: a token's keys and values are written once and read once
     by each iteration that attends to them, and its embedding is read.
     """
@@ -35,7 +36,8 @@ class Work(NamedTuple):
     def flops(self, steps: StepColumns) -> Floats:
         """Returns the operations of each iteration, padding left out."""
         tokens = steps["num_prefill_tokens"] + steps["num_decode_tokens"].astype(float)
-        flops: Floats = tokens * self.flops_per_token + steps["num_sampled"] * float(self.flops_per_output)
+        outputs = steps["num_sampled"] + steps.get("num_drafts", 0.0) - steps.get("num_accepted", 0.0)
+        flops: Floats = tokens * self.flops_per_token + outputs * float(self.flops_per_output)
         flops += steps["num_scores"] * float(self.flops_per_score)
         return flops
 
@@ -43,7 +45,7 @@ class Work(NamedTuple):
         """Returns the bytes of each iteration, without activations."""
         tokens = steps["num_prefill_tokens"] + steps["num_decode_tokens"].astype(float)
         moved: Floats = (tokens + steps["num_kv_reads"]) * self.bytes_per_token + tokens * self.bytes_of_embedding
-        moved += self.bytes_per_iteration
+        moved += self.bytes_per_iteration * steps.get("num_passes", 1.0)
         return moved
 
 
@@ -60,11 +62,29 @@ def work_of(spec: ModelSpec) -> Work:
     )
 
 
+class Drafting(NamedTuple):
+    """The passes of a simulated drafter. work: of its layers and output head. parallel, context: see `cbatch.sim.drafter`."""
+
+    work: Work
+    parallel: bool
+    context: int
+
+    def passes(self, steps: StepColumns) -> StepColumns:
+        """Returns the passes before each iteration, as the columns of an iteration that `Work` reads."""
+        drafted, drafts, most = (steps[name].astype(float) for name in ("num_drafted", "num_drafts", "most_drafts"))
+        tokens, passes, read = (
+            (most * drafted, np.minimum(most, 1), drafted) if self.parallel else (drafts, most, drafts)
+        )
+        columns = {"num_prefill_tokens": 0 * tokens, "num_decode_tokens": tokens, "num_sampled": tokens}
+        attended = {"num_scores": tokens * self.context, "num_kv_reads": read * self.context}
+        return {**columns, **attended, "num_passes": passes}
+
+
 @dataclass(frozen=True, eq=False)
 class Machines:
     """The GPUs of a run.
 
-    work: of the model. flops_per_second, bytes_per_second: peak rates of all GPUs of each replica, [replicas].
+    work: of the model. drafting: None without a simulated drafter. flops_per_second, bytes_per_second: peak rates of all GPUs of each replica, [replicas].
     replica_of: the replica of each iteration, [iterations]; None if there is one replica.
     watts: `cbatch.sim.profile.Watts.of` each replica's GPUs, [replicas, fields]; None: unknown.
     """
@@ -74,6 +94,17 @@ class Machines:
     bytes_per_second: Floats
     replica_of: NDArray[np.int64] | None = None
     watts: Floats | None = None
+    drafting: Drafting | None = None
+
+    def flops(self, steps: StepColumns) -> Floats:
+        """Returns the operations of each iteration, with the passes of a drafter before it."""
+        flops = self.work.flops(steps)
+        return flops if self.drafting is None else flops + self.drafting.work.flops(self.drafting.passes(steps))
+
+    def bytes(self, steps: StepColumns) -> Floats:
+        """Returns the bytes of each iteration, with the passes of a drafter before it."""
+        moved = self.work.bytes(steps)
+        return moved if self.drafting is None else moved + self.drafting.work.bytes(self.drafting.passes(steps))
 
     def times(self, steps: StepColumns) -> tuple[NDArray[np.int64], Floats]:
         """Returns the replica of each iteration, and the time that the iteration adds to it."""
@@ -83,17 +114,19 @@ class Machines:
     def joules(self, steps: StepColumns, seconds: Floats, watts: Floats) -> Floats:
         """Returns the predicted joules of each iteration. watts: `Watts.of` one replica's GPUs, or those of each iteration's."""
         _, busy, per_byte, per_flop, limit = watts.T
-        taken = busy * seconds + self.work.bytes(steps) * per_byte + self.work.flops(steps) * per_flop
+        taken = busy * seconds + self.bytes(steps) * per_byte + self.flops(steps) * per_flop
         joules: Floats = np.minimum(taken, limit * seconds)
         return joules
 
 
 def machines_of(stated: Mapping[str, Any], replicas: Sequence[int] | NDArray[np.int64] = ()) -> Machines:
-    """Returns the machines of a run. stated: `work`, `peaks` and any `watts`, as `about` has them. replicas: see `RunRecord`."""
+    """Returns the machines of a run. stated: `work`, `peaks` and any `watts` and `drafting`, as `about` has them. replicas: see `RunRecord`."""
     flops, moved = np.array(stated["peaks"], float).T
     watts = np.array(stated["watts"]) if "watts" in stated else None
     replica_of = np.array(replicas, np.int64) if len(replicas) else None
-    return Machines(Work(**stated["work"]), flops, moved, replica_of, watts)
+    drafting = stated.get("drafting")
+    passes = drafting and Drafting(Work(**drafting["work"]), drafting["parallel"], drafting["context"])
+    return Machines(Work(**stated["work"]), flops, moved, replica_of, watts, passes)
 
 
 def utilisation(machines: Machines, steps: StepColumns, window: Window) -> dict[str, dict[str, float]]:
@@ -102,7 +135,7 @@ def utilisation(machines: Machines, steps: StepColumns, window: Window) -> dict[
     replica, seconds = machines.times(steps)
     prompts, decodes = steps["num_prefill_tokens"] > 0, steps["num_decode_tokens"] > 0
     of_phase = dict(zip(PHASES, (prompts & ~decodes, decodes & ~prompts, prompts & decodes), strict=True))
-    done = {"mfu": machines.work.flops(steps), "mbu": machines.work.bytes(steps)}
+    done = {"mfu": machines.flops(steps), "mbu": machines.bytes(steps)}
     peaks = {"mfu": machines.flops_per_second, "mbu": machines.bytes_per_second}
     figures = dict[str, dict[str, float]]()
     for name, peak in peaks.items():

@@ -145,8 +145,8 @@ def _with_shares(steps: pd.DataFrame, stated: Mapping[str, Any] | None, replica:
     return steps.assign(
         device_seconds=seconds,
         **taken,
-        mfu=machines.work.flops(columns) / machines.flops_per_second[replica],
-        mbu=machines.work.bytes(columns) / machines.bytes_per_second[replica],
+        mfu=machines.flops(columns) / machines.flops_per_second[replica],
+        mbu=machines.bytes(columns) / machines.bytes_per_second[replica],
     )
 
 

@@ -17,6 +17,7 @@ from cbatch.results.service import NO_CLIENT
 from cbatch.results.stages import account_stages
 from cbatch.results.utilisation import work_of
 from cbatch.sim import ProfileCost
+from cbatch.sim.drafter import CONTEXT, SurvivalsDrafter
 from cbatch.sim.provenance import NOT_COMPARED
 from cbatch.validation import nearest
 from experiments.settings.error_lines import one_line
@@ -123,6 +124,9 @@ class Run:
         profiles = [setup.cost.profile for setup in self.setups]
         origins = dict.fromkeys(profile.origin("peak" if profile.peak else "ceilings") for profile in profiles)
         stated = {"work": work_of(self.settings.model)._asdict(), "peaks": rates, "from": "; ".join(origins)}
+        if isinstance(drafter := self.settings.drafter, SurvivalsDrafter) and drafter.layers:
+            of_layers = work_of(replace(self.settings.model, num_layers=drafter.layers))._asdict()
+            stated["drafting"] = {"work": of_layers, "parallel": drafter.parallel, "context": CONTEXT}
         watts = [power for setup in self.setups for power in setup.watts]
         if not all(watts):
             return stated

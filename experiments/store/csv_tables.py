@@ -144,7 +144,7 @@ def read_extra(text: str) -> object:
 
 def step_columns(drafts: bool) -> Sequence[str]:
     """Returns the columns of steps.csv; only runs with a drafter have those of drafts."""
-    return StepRecord._fields if drafts else StepRecord._fields[:-3]
+    return StepRecord._fields if drafts else StepRecord._fields[:-4]
 
 
 def place_columns(record: RunRecord) -> list[str]:

@@ -13,6 +13,8 @@ from cbatch.results.utilisation import device_seconds
 from cbatch.sim import load_profile
 from experiments.api import Result, serve, simulate
 from experiments.plots import composition
+from experiments.serve import serve as serve_settings
+from experiments.settings.compose import compose_run
 from experiments.store.tables import read_steps
 from reproduction.validation.energy import FITTED, ROWS, fit, rates
 
@@ -91,6 +93,31 @@ def test_energy_is_recomputed_from_the_table_of_iterations(replicas: int, tmp_pa
     [panel] = (panel for panel in composition.draw(tmp_path / "run").axes if panel.get_ylabel().startswith("power"))
     drawn = panel.get_lines()[0].get_ydata()
     assert np.nanmax(drawn) == pytest.approx(watts.limit) and np.nanmin(drawn[drawn > 0]) > watts.busy
+
+
+@pytest.mark.parametrize(("drafter", "parallel"), [("glm_mtp", False), ("glm_dspark", True)])
+def test_passes_of_a_drafter_are_counted(drafter: str, parallel: bool) -> None:
+    """Its layer and the output head are read in each pass, beside 512 tokens of context per request; a rejected draft has an output, too."""
+    load = ("workload=equal_outputs", "workload.num_requests=24", "hardware=h100", "backend=sim", "batch=8")
+    run = serve_settings(compose_run("policy=sarathi_serve", f"drafter={drafter}", "drafting=adaptive", *load), log=str)
+    steps, watts = run.steps, load_profile("h100").watts
+    assert watts is not None and (steps["num_drafts"] < steps["num_drafted"] * steps["most_drafts"]).any()
+    seconds = steps["ended"] - np.maximum(steps["started"], steps["ended"].shift(fill_value=0.0))
+    passes = (steps["most_drafts"] > 0) * 1 if parallel else steps["most_drafts"]
+    tokens = steps["num_drafted"] * steps["most_drafts"] if parallel else steps["num_drafts"]
+    contexts = steps["num_drafted"] if parallel else steps["num_drafts"]
+    kv, layer = 2 * 8 * 128 * 2.0, WEIGHTS / 32
+    flops, moved = by_hand(steps)
+    flops += 2.0 * HEAD * (steps["num_drafts"] - steps["num_accepted"]) + tokens * (
+        2.0 * (layer + HEAD) + 4.0 * 4096 * 512
+    )
+    moved += 2 * (layer + HEAD) * passes + tokens * (2 * 4096.0 + kv) + kv * 512 * contexts
+    whole = run.summary["run"]["counted_seconds"]
+    assert run.summary["mbu"]["run"] == pytest.approx(moved.sum() / (whole * 3.35e12))
+    assert run.summary["mfu"]["run"] == pytest.approx(flops.sum() / (whole * FLOPS))
+    taken = watts.busy * seconds + watts.joules_per_byte * moved + watts.joules_per_flop * flops
+    joules = np.minimum(taken, watts.limit * seconds).sum() + watts.idle * (whole - seconds.sum())
+    assert run.summary["energy"]["joules"] == pytest.approx(joules)
 
 
 def test_the_power_of_the_h100_is_that_of_rows_it_was_not_fitted_to() -> None:
