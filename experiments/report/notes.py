@@ -12,7 +12,7 @@ FEWEST_IN_TAIL = 10
 """Requests that should lie beyond a percentile of a run. With fewer, the percentile is close to the maximum, and biased."""
 
 _LACKS = {
-    "prefix_cache": "the policy or router reads the prefix cache, which is off: give prefix_cache=true",
+    "prefix_cache": "the policy or router relies on the prefix cache, which is off: give prefix_cache=true",
     "clients": "the policy distinguishes clients, but no request names its client",
     "sessions": "the policy, eviction or router follows sessions, but no request names its session",
     "turns": "the eviction expects further turns of sessions, but each session has one request",

@@ -140,8 +140,9 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     again = f"{number(run.get('recomputed_tokens'))} tokens recomputed ({share(run.get('recomputed_share'))})"
     yield "KV cache", f"{used}; {whole}{count_text(run['preemptions'], 'preemption')}, {again}"
     if cache := summary.get("prefix_cache"):
+        cause = "moves or preemptions" if "transfers" in summary else "preemptions"
         cached, again = number(cache["cached_tokens"]), number(cache["cached_again_tokens"])
-        found = f"{share(cache['hit_share'])} of prompt tokens found ({cached}), {again} after preemptions"
+        found = f"{share(cache['hit_share'])} of prompt tokens found ({cached}), {again} after {cause}"
         yield "prefixes", f"{found}; {whole}{number(cache['evicted_blocks'])} blocks evicted"
         if host := cache.get("host"):
             found = f"{share(host['hit_share'])} of prompt tokens found ({number(host['cached_tokens'])})"

@@ -244,6 +244,8 @@ def _server(settings: Settings, setups: Sequence[Setup]) -> Server | ReplicatedS
         built = setup.servers(first_gpu)
         servers, pools = servers + built, pools + [setup.name] * len(built)
         first_gpu += len(built) * setup.settings.backend.gpus_per_replica
+    roles = [Role(setup.settings.backend.role) for setup in setups for _ in range(setup.settings.backend.replicas)]
+    moves = moves_of(settings, setups, roles)
     if len(servers) == 1:
         return servers[0]
     cluster = Cluster if backend.simulated else LiveCluster
@@ -252,8 +254,7 @@ def _server(settings: Settings, setups: Sequence[Setup]) -> Server | ReplicatedS
         raise ConfigError("backend.scaling: has no effect without an autoscaler; give autoscale=NAME")
     scaling = None if scaler is None else Scaling(scaler, **vars(backend.scaling))
     prices = [price for setup in setups for price in setup.prices]
-    roles = [Role(setup.settings.backend.role) for setup in setups for _ in range(setup.settings.backend.replicas)]
-    options = backend.staleness, cluster, scaling, prices, roles, moves_of(settings, setups, roles)
+    options = backend.staleness, cluster, scaling, prices, roles, moves
     return ReplicatedServer(servers, backend.router, pools, *options)
 
 

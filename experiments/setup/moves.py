@@ -13,9 +13,15 @@ from experiments.setup.pools import Setup
 
 def moves_of(settings: Settings, setups: Sequence[Setup], roles: Sequence[Role]) -> Moves | None:
     """Returns None if all requests stay where they are sent. Raises ConfigError for roles or pools between which nothing can be sent."""
-    backend = settings.backend
-    if {*roles} == {Role.BOTH} and not getattr(backend.router, "moves", False):
+    backend, router = settings.backend, settings.backend.router
+    if {*roles} == {Role.BOTH} and (len(roles) == 1 or not getattr(router, "moves", False)):
+        if backend.transfers != type(backend.transfers)():
+            problem = "backend.transfers: has no effect where no request moves between replicas"
+            raise ConfigError(f"{problem}; give backend.pools with the roles prefill and decode")
         return None
+    if {*roles} != {Role.BOTH} and getattr(router, "divides", False):
+        problem = f"backend.pools: router {type(router).__name__} divides the replicas itself"
+        raise ConfigError(f"{problem}; leave out the roles, or give all pools role=both")
     for role in (Role.PREFILL, Role.DECODE):
         if not {role, Role.BOTH} & {*roles}:
             raise ConfigError(f"backend.pools: no replica can {role}; give a pool role={role}, or role=both")

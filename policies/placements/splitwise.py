@@ -12,7 +12,7 @@ from cbatch.cluster import ClusterView, Route
 
 
 class Splitwise:
-    moves = True
+    moves = divides = True
 
     def __init__(self, prompts: int = 1, most: int = 8192) -> None:
         self.prompts, self.most = prompts, most

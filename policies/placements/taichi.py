@@ -14,7 +14,7 @@ from cbatch.cluster import ClusterView, Route
 
 
 class TaiChi:
-    moves = True
+    moves = divides = True
 
     def __init__(self, large: int = 1, ttft: float = 1.0, seed: int = 0) -> None:
         """ttft: seconds, for requests without an objective of their own."""

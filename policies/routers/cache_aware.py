@@ -15,6 +15,8 @@ from policies.shared.sent_prefixes import SentPrefixes
 
 
 class CacheAware:
+    depends_on = ("prefix_cache",)
+
     def __init__(
         self,
         threshold: float = 0.3,

@@ -19,6 +19,8 @@ WINDOW = 180.0
 
 
 class Preble:
+    depends_on = ("prefix_cache",)
+
     def __init__(self, output: float = 45.0, tpot: float = 0.15) -> None:
         self.output, self.tpot = output, tpot
         self._replicas: dict[BlockHash, set[int]] = {}  # by block sent

@@ -34,6 +34,8 @@ class PrefixAware:
     chunk: tokens, rounded down to KV blocks. ties: `random`, the source's rule, or `first`.
     """
 
+    depends_on = ("prefix_cache",)
+
     def __init__(self, chunk: int = 128, ties: str = "random", seed: int = 0) -> None:
         self.chunk, self._ties = chunk, Ties(ties, seed)
         self._sent: list[SentPrefixes] = []
