@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from traceback import extract_tb
+from traceback import walk_tb
 from typing import Any
 
 from cbatch.errors import CbatchError, Interruption, PlanError, PolicyError
@@ -22,7 +22,7 @@ def call(where: str | Callable[[], str], method: Callable[..., Any], *arguments:
     except BaseException as error:
         called, line = f"{getattr(method, '__name__', type(method).__name__)}()", _line_in_policy(error)
         if isinstance(error, KeyboardInterrupt):
-            error.args = (f"{_text(where)}, {called}{line}",)
+            error.args = error.args or (f"{_text(where)}, {called}{line}",)  # of the innermost call
             raise
         problem = f"{called} raised {type(error).__name__}: {error}{line}"
         if str(error).startswith("'Request' object"):
@@ -35,8 +35,12 @@ def _text(where: str | Callable[[], str]) -> str:
 
 
 def _line_in_policy(error: BaseException) -> str:
-    """Returns " (file:line)" for the innermost line in the policy's file, the first file outside this package in the traceback."""
+    """Returns " (file:line)" for the innermost line in the policy's file, the first file outside this package in the traceback.
+
+    A module with `__tracebackhide__`, around a policy, counts as inside.
+    """
     package = Path(__file__).parent
-    frames = [(Path(frame.filename), frame.lineno) for frame in extract_tb(error.__traceback__)]
-    outside = [(path, line) for path, line in frames if package not in path.parents]
+    frames = [(frame.f_globals, Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
+    shown = [(path, line) for names, path, line in frames if "__tracebackhide__" not in names]
+    outside = [(path, line) for path, line in shown if package not in path.parents]
     return next((f" ({path.name}:{line})" for path, line in reversed(outside) if path == outside[0][0]), "")

@@ -88,7 +88,7 @@ def copy_policy(policy: P, what: str = "policy") -> P:
     Raises:
         ConfigError: the object cannot be copied, or stores a closure over `self`; the copy would still read the original.
     """
-    name = type(policy).__name__
+    name = name_of(policy)
     for attribute, value in getattr(policy, "__dict__", {}).items():
         if isfunction(value) and any(cell.cell_contents is policy for cell in value.__closure__ or ()):
             problem = f"self.{attribute} is a function over self, which in a copy still reads the original's attributes"
@@ -102,6 +102,11 @@ def copy_policy(policy: P, what: str = "policy") -> P:
         raise ConfigError(f"{refused}; open files, locks and generators where they are used") from error
 
 
+def name_of(policy: object) -> str:
+    """Returns the name of a policy in errors: its class's, or the one that an object around a policy states as `__name__`."""
+    return str(getattr(policy, "__name__", type(policy).__name__))
+
+
 def check_policy(policy: Policy, limits: Limits) -> None:
     """Calls the policy's `check`, if defined.
 
@@ -109,7 +114,7 @@ def check_policy(policy: Policy, limits: Limits) -> None:
         ConfigError: raised by `check`.
         PolicyError: `check` raised another error, `steady` is neither True nor False, or an attribute `on_...` is not a hook.
     """
-    where = f"policy {type(policy).__name__}"
+    where = f"policy {name_of(policy)}"
     for name in call(where, dir, policy):
         if name.startswith("on_") and name not in HOOKS:
             raise PolicyError(f"{where}: {name} would never be called; the hooks are {', '.join(HOOKS)}")
@@ -119,7 +124,7 @@ def check_policy(policy: Policy, limits: Limits) -> None:
 
 def optional_method(policy: Policy, name: str) -> Callable[[Any], Any]:
     """Returns an optional method of the policy, or `ignore`. Raises PolicyError if the attribute cannot be read or called."""
-    where = f"policy {type(policy).__name__}"
+    where = f"policy {name_of(policy)}"
     method: Callable[[Any], Any] = call(f"{where}, attribute {name}", getattr, policy, name, ignore)
     if not callable(method):
         raise PolicyError(f"{where}: {name} is a {type(method).__name__}; make it a method, or rename it")

@@ -28,7 +28,7 @@ from cbatch.limits import Limits
 from cbatch.moves import Inbox, end_leases
 from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
-from cbatch.policy import HOOKS, Policy, check_policy, ignore, is_steady, optional_method
+from cbatch.policy import HOOKS, Policy, check_policy, ignore, is_steady, name_of, optional_method
 from cbatch.record import InFlight, RunRecord
 from cbatch.request import FinishReason, Request, Status
 from cbatch.request_table import RequestTable
@@ -66,7 +66,7 @@ class Turns:
         asynchronous: keep `executor.num_stages` iterations in flight while another one is planned; else one fewer.
         prefix_cache: the eviction of the prefix cache; None: no prefix cache.
         """
-        self.policy, self.policy_name, self.executor, self.limits = policy, type(policy).__name__, executor, limits
+        self.policy, self.policy_name, self.executor, self.limits = policy, name_of(policy), executor, limits
         check_policy(policy, limits)
         size = num_blocks, block_size, limits.max_running + limits.max_batch, limits.max_request_tokens
         table = RequestTable(size[2], executor.num_stages, size[3] if executor.needs_tokens else None)

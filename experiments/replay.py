@@ -16,7 +16,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from cbatch.errors import ReplayError
-from cbatch.policy import copy_policy
+from cbatch.policy import copy_policy, name_of
 from cbatch.replay.decisions import Decided
 from cbatch.replay.replay import ReplayComparison, replay
 from cbatch.validation import parse, whole
@@ -79,7 +79,7 @@ def _replay_one(where: str, file: DecisionsFile, settings: Settings, measured: P
     except ReplayError as error:
         raise ReplayError(f"{where}, {error}") from error
     different = [comparison for comparison in comparisons if not comparison.same]
-    name = type(policy).__name__
+    name = name_of(policy)
     if different:
         print(f"{where}: {_count(different, len(comparisons), name)}\n\n{_difference(different[0], name)}")
     else:

@@ -14,7 +14,7 @@ from cbatch.errors import ReplayError
 from cbatch.kv import Eviction, PrefixPool
 from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
-from cbatch.policy import HOOKS, Policy, optional_method
+from cbatch.policy import HOOKS, Policy, name_of, optional_method
 from cbatch.record import InFlight, RunRecord
 from cbatch.replay.decisions import Decided, Decision, Recorded, StepEnd, cached_tokens
 from cbatch.replay.drafts import FoundDrafts, drafts_of
@@ -34,7 +34,7 @@ class Hooked:
         self._on_arrival, self._on_tokens, self._on_step, self._on_finish = hooks
 
     def _tell(self, method: Callable[[Any], Any], argument: object) -> None:
-        call(f"policy {type(self._policy).__name__}", method, argument)
+        call(f"policy {name_of(self._policy)}", method, argument)
 
 
 class CachedReplay(Hooked):

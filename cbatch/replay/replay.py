@@ -12,7 +12,7 @@ from cbatch.cost import BatchShape, CostModel
 from cbatch.errors import CbatchError, ReplayError
 from cbatch.kv import Eviction, Freed, KVView
 from cbatch.plan_check import check_rules
-from cbatch.policy import Policy, check_policy
+from cbatch.policy import Policy, check_policy, name_of
 from cbatch.record import StepRecord
 from cbatch.replay.cached import CachedReplay, Hooked
 from cbatch.replay.decisions import Decided, Decision, Ids, Recorded, StepEnd, read
@@ -88,7 +88,7 @@ def ask(policy: Policy, view: View) -> tuple[Decided, str]:
     try:
         plan = policy.plan(view)
         decided = read(plan)
-        check_rules(plan, view, type(policy).__name__)
+        check_rules(plan, view, name_of(policy))
     except CbatchError as error:
         return decided, str(error)
     except Exception as error:

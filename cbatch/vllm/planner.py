@@ -11,7 +11,7 @@ from cbatch.calls import call
 from cbatch.errors import CbatchError, TooLongError, WorkloadError
 from cbatch.limits import Limits
 from cbatch.plan import Plan
-from cbatch.policy import HOOKS, check_policy, ignore, is_steady, optional_method
+from cbatch.policy import HOOKS, check_policy, ignore, is_steady, name_of, optional_method
 from cbatch.record import StepRecord
 from cbatch.request import Request, Status
 from cbatch.stall import StallWatch
@@ -41,7 +41,7 @@ class Planner:
         self.mode, self.clock, self.counts = adapter.mode, clock, Counts()
         self.population = Population()
         self.view = VllmView(scheduler, self.population, limits, adapter.cost)
-        self._policy, self._name, self._stall_watch = policy, type(policy).__name__, StallWatch(adapter.patience)
+        self._policy, self._name, self._stall_watch = policy, name_of(policy), StallWatch(adapter.patience)
         self._num_preempted = 0
         self.planned: dict[str, int] = {}
         self.all_decode = False

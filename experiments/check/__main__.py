@@ -29,12 +29,13 @@ from typing import Any, NamedTuple
 from cbatch import ConfigError, Eviction, Policy, is_steady
 from cbatch.errors import check_installed
 from cbatch.policy import copy_policy
+from cbatch.replay.drafts import drafts_of
 from cbatch.stall import Patience
 from cbatch.validation import Switch, nearest
 from experiments.check import evictions, routers
 from experiments.check.plugins import BLOCK, Subject, find
 from experiments.check.properties import NAMES, PROPERTIES
-from experiments.check.scenario import SHORT, Ending, PolicyHistory
+from experiments.check.scenario import DRAFTER, SHORT, Ending, PolicyHistory
 from experiments.check.search import MOST_OUTPUT, Verdicts, search, tiny_scenarios
 from experiments.progress import bar
 from experiments.settings.command_line import Index, keyword_arguments, listed, run
@@ -85,10 +86,12 @@ def _check(*arguments: str) -> int:
     with suppress(ConfigError):
         source = copy_policy(policy)  # copies take much less time than building from settings
     ended: list[tuple[Ending, str]] = []
+    drafts: list[int] = []
     with bar(unit=" workloads", delay=0.1) as tried:
 
         def count(history: PolicyHistory) -> None:
             ended.append((history.ending, history.why))
+            drafts.extend(number for decision in history.decisions for number in drafts_of(decision).values())
             tried.update()
 
         every = enumerate(tiny_scenarios(chunk))
@@ -96,6 +99,9 @@ def _check(*arguments: str) -> int:
         how: Any = {"num_random": num_random, "tiny": tiny, "patience": patience, "eviction": eviction, "tick": count}
         verdicts = search(source, PROPERTIES, chunk, **how)
     _report(name, chunk, verdicts, ended)
+    if drafts or "drafting" in build.section:
+        most = f"at most {max(drafts, default=0)} of a decode; the drafter makes up to {len(DRAFTER.survivals)}"
+        print(f"{sum(drafts):,} drafts were planned, {most}")
     required = {*require, *(["steady"] if is_steady(policy) else [])}
     needed = [prop.name for prop in PROPERTIES if prop.needed or prop.name in required]
     return _verdict(needed, [name for name in needed if verdicts[name]])

@@ -11,7 +11,10 @@ from functools import partial
 from typing import Any
 
 from cbatch import Plan, PlanBuilder, Policy, Request, StepRecord, View
+from cbatch.calls import call
 from policies.drafting.rule import DraftingRule, Waits
+
+__tracebackhide__ = True
 
 
 class WithDrafts:
@@ -20,6 +23,7 @@ class WithDrafts:
     def __init__(self, policy: Policy, rule: DraftingRule) -> None:
         self.policy, self.rule, self._waits = policy, rule, Waits()
         self._drafts: dict[Request, int] = {}  # in the latest plan
+        self.__name__ = f"{type(policy).__name__} with {type(rule).__name__}"
 
     def __getattr__(self, name: str) -> Any:
         if name in ("policy", "steady"):  # without `policy`: an object that is being copied
@@ -72,7 +76,8 @@ class _Builder(PlanBuilder):
             if tokens == 1 and request in view.decoding and view.drafts.most
         ]
         if places:
-            numbers = self._rule.num_drafts(view, self, [plan.requests[place] for place in places])
+            decodes, rule = [plan.requests[place] for place in places], self._rule
+            numbers = call(f"drafting {type(rule).__name__}", rule.num_drafts, view, self, decodes)
             numbers = [numbers] * len(places) if isinstance(numbers, int) else numbers
             plan.drafting |= any(numbers)
             for place, k in zip(places, numbers, strict=True):

@@ -126,3 +126,14 @@ def test_a_policy_may_fail_with_a_prefix_cache_alone() -> None:
         SarathiServe(Fixed(CHUNK)), PROPERTIES, CHUNK, num_random=0, tiny=few_scenarios(CHUNK), eviction=LRU()
     )
     assert held == dict.fromkeys(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("k", "words"), [(0, "0 drafts were planned, at most 0"), (5, "drafts were planned, at most 2")]
+)
+def test_a_rule_is_checked_with_drafts(
+    k: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("experiments.check.__main__.tiny_scenarios", few_scenarios)
+    assert main(["policy=orca", f"drafting=fixed(k={k})", "random=0", "thorough=on"]) == 0
+    assert f"{words} of a decode; the drafter makes up to 2" in capsys.readouterr().out

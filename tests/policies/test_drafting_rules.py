@@ -6,12 +6,18 @@ from statistics import fmean
 import numpy as np
 import pytest
 
+from cbatch import KVSize, Plan, PlanBuilder, Policy, PolicyError, Request, Server, View
+from cbatch.sim import SimExecutor
+from cbatch.sim.drafter import SurvivalsDrafter
+from experiments.check.scenario import EVEN_COST, Arrival, Scenario
+from policies.drafting import DraftingRule, WithDrafts
 from policies.drafting.acceptance import acceptance_length, conditional_rates, speed_up, survivals_of
 from policies.drafting.adaptive import assign, best_budget, staircase
 from policies.drafting.ema import Ema, Slot
 from policies.drafting.goodput import best_number
 from policies.drafting.throughput_aware import ThroughputAware
 from policies.joint import Pair, best_pair
+from policies.orca import Orca
 
 KIMI = [0.83, 0.60, 0.45, 0.36, 0.22, 0.16, 0.09, 0.06]
 GLM = [71.23, 51.70, 39.04, 30.51, 24.37, 20.00, 16.85, 14.41, 12.46, 10.94, 9.64, 8.56, 7.58, 6.67, 5.82, 4.98]
@@ -174,3 +180,40 @@ def test_mean_acceptance_equals_the_closed_form() -> None:
     accepted = (uniforms < conditional_rates(KIMI)).cumprod(axis=1).sum(axis=1)
     error = accepted.std() / len(accepted) ** 0.5
     assert abs(fmean(accepted) + 1 - acceptance_length(KIMI)) < 3 * error
+
+
+class Raising(DraftingRule):
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+
+    def num_drafts(self, view: View, plan: PlanBuilder, decodes: Sequence[Request]) -> int:
+        if self.error:
+            raise self.error
+        return 1
+
+
+class Broken(Orca):
+    def plan(self, view: View) -> Plan:
+        raise ValueError("no plan")
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule", "kind", "text"),
+    [
+        (
+            Orca(),
+            Raising(ValueError("no")),
+            PolicyError,
+            r"drafting Raising: num_drafts\(\) raised ValueError: no \(test_dr",
+        ),
+        (Orca(), Raising(KeyboardInterrupt()), KeyboardInterrupt, r"drafting Raising, num_drafts\(\) \(test_dr"),
+        (Broken(), Raising(), PolicyError, r"policy Broken with Raising, iteration 0: plan\(\) raised .* \(test_dr"),
+    ],
+)
+def test_an_error_names_the_policy_or_its_rule(policy: Policy, rule: Raising, kind: type, text: str) -> None:
+    """Not the object around both, nor a line of its file."""
+    scenario = Scenario((Arrival(4, 4, 0),), 1, 20, 9, 2, asynchronous=False)
+    limits, drafter = scenario.limits, SurvivalsDrafter([0.7])
+    server = Server(SimExecutor(EVEN_COST, drafter=drafter), limits, EVEN_COST, KVSize(9, 2), False, drafter=drafter)
+    with pytest.raises(kind, match=text):
+        server.engine(WithDrafts(policy, rule), scenario.source()).run()
