@@ -128,12 +128,12 @@ def test_a_policy_may_fail_with_a_prefix_cache_alone() -> None:
     assert held == dict.fromkeys(NAMES)
 
 
-@pytest.mark.parametrize(
-    ("k", "words"), [(0, "0 drafts were planned, at most 0"), (5, "drafts were planned, at most 2")]
-)
+@pytest.mark.parametrize("k", [0, 5])
 def test_a_rule_is_checked_with_drafts(
-    k: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    k: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The command says whether the rule made any."""
     monkeypatch.setattr("experiments.check.__main__.tiny_scenarios", few_scenarios)
     assert main(["policy=orca", f"drafting=fixed(k={k})", "random=0", "thorough=on"]) == 0
-    assert f"{words} of a decode; the drafter makes up to 2" in capsys.readouterr().out
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "drafts were planned" in line]
+    assert line.startswith("0 drafts were planned, at most 0 of a decode") is (k == 0)
