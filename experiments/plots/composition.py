@@ -58,9 +58,13 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
     pools = [f" ({name})" for name, pool in about.get("pools", {}).items() for _ in range(pool["replicas"])]
     stated = about.get("utilisation", {})
     work = None if "work" not in stated or "num_scores" not in steps else stated
-    readings = _readings(Path(run["folder"]), max(len(known), 1), about.get("pools", {}))
+    power = _readings(Path(run["folder"]), max(len(known), 1), about.get("pools", {}))
+    if power is None and work and "watts" in work:
+        scaled = "lives" in run["summary"].get("replicas", {})
+        own = {i: steps[steps[REPLICA] == i] for i in known} or {0: steps}
+        power = [_predicted(part, work, i, part if scaled else steps) for i, part in own.items()]
     names = ["tokens per iteration", "requests", "KV [%]", *[SHARES] * bool(work)]
-    names += [POWER] * (readings is not None or bool(work and "watts" in work))
+    names += [POWER] * (power is not None)
     moved = "transfers" in run["summary"] and bool(((served["lost_tokens"] > 0) & (served["preemptions"] == 0)).any())
     names += [PROMPTS] * ("cached_tokens" in served and not moved)
     omitted = len(known) - len(chosen)
@@ -68,8 +72,8 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
     figure, rows = new_figure(len(names), len(parts), height, ratios=ratios, sharex=True, sharey="row")
     for column, (iterations, requests) in enumerate(parts):
         panels = {name: row[column] for name, row in zip(names, rows, strict=True)}
-        if readings is not None:
-            watts = readings[chosen[column] if chosen else 0]
+        if power is not None:
+            watts = power[chosen[column] if chosen else 0]
             panels[POWER].plot(watts.index, watts, drawstyle="steps-post", color="black", linewidth=1)
         if len(iterations):
             iterations = _with_shares(iterations, work, chosen[column] if chosen else 0)
@@ -107,15 +111,11 @@ def _draw_column(panels: Mapping[str, Axes], steps: pd.DataFrame, requests: pd.D
         counted.plot(drawn["started"], drawn[f"num_{name}"], style, label=name, drawstyle="steps-post", linewidth=1)
     used = 100 * drawn["kv_blocks_used"] / kv_blocks
     held.plot(drawn["started"], used, drawstyle="steps-post", color="black", linewidth=1)
-    for name, style, panel, factor in (
-        ("mfu", "k-", SHARES, 100),
-        ("mbu", "b--", SHARES, 100),
-        ("joules", "k-", POWER, 1),
-    ):
+    for name, style in (("mfu", "k-"), ("mbu", "b--")):
         if name in drawn:
-            values = factor * drawn[name] / drawn["device_seconds"].where(drawn["device_seconds"] > 0)
-            label = name.upper() if panel == SHARES else None
-            panels[panel].plot(drawn["started"], values, style, label=label, drawstyle="steps-post", linewidth=1)
+            values = 100 * drawn[name] / drawn["device_seconds"].where(drawn["device_seconds"] > 0)
+            line = panels[SHARES].plot(drawn["started"], values, style, label=name.upper(), drawstyle="steps-post")
+            line[0].set_linewidth(1)
     if PROMPTS in panels:
         _draw_prompts(panels[PROMPTS], requests, steps["started"].max())
     return how
@@ -135,16 +135,36 @@ def _readings(folder: Path, num_replicas: int, pools: Mapping[str, Any]) -> list
     return [watts.iloc[:, first:end].sum(axis=1) for first, end in pairwise([0, *ends])]
 
 
+def _predicted(steps: pd.DataFrame, stated: Mapping[str, Any], replica: int, whole: pd.DataFrame) -> "pd.Series[float]":
+    """Returns the watts of a replica's GPUs by time, idle between iterations; long runs as means over equal times. stated: see `machines_of`.
+
+    whole: iterations from whose first to whose last the replica exists.
+    """
+    if whole.empty:
+        return pd.Series(dtype=float)
+    machines, columns = machines_of(stated), {str(name): values.to_numpy() for name, values in steps.items()}
+    assert machines.watts is not None
+    seconds = device_seconds(columns, np.zeros(len(steps), np.int64))
+    ended = np.maximum.accumulate(columns["ended"])
+    begun = np.maximum(columns["started"], np.concatenate([[-np.inf], ended[:-1]]))
+    times = np.array([whole["started"].min(), *np.column_stack([begun, ended]).flat, whole["ended"].max()])
+    joules = machines.watts[replica, 0] * np.diff(times)
+    joules[1::2] = machines.joules(columns, seconds, machines.watts[replica])
+    taken, edges = np.concatenate([[0.0], joules.cumsum()]), np.unique(times)
+    if len(edges) > 2 * _MOST_STEPS:
+        edges = np.linspace(times[0], times[-1], _MOST_STEPS)
+    watts = np.diff(np.interp(edges, times, taken)) / np.diff(edges)
+    return pd.Series([*watts, *watts[-1:]], edges)  # the last value holds up to the end
+
+
 def _with_shares(steps: pd.DataFrame, stated: Mapping[str, Any] | None, replica: int) -> pd.DataFrame:
-    """Adds the seconds of each iteration, as `mfu` and `mbu` those that a GPU at its peak would need, and any predicted joules. stated: see `machines_of`."""
+    """Adds the seconds of each iteration, and as `mfu` and `mbu` those that a GPU at its peak would need. stated: see `machines_of`."""
     if stated is None:
         return steps
     machines, columns = machines_of(stated), {str(name): values.to_numpy() for name, values in steps.items()}
     seconds = device_seconds(columns, np.zeros(len(steps), np.int64))
-    taken = {} if machines.watts is None else {"joules": machines.joules(columns, seconds, machines.watts[replica])}
     return steps.assign(
         device_seconds=seconds,
-        **taken,
         mfu=machines.flops(columns) / machines.flops_per_second[replica],
         mbu=machines.bytes(columns) / machines.bytes_per_second[replica],
     )
