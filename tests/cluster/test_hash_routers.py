@@ -89,7 +89,17 @@ def test_replicas_on_the_ring_are_the_same_in_every_process() -> None:
 def test_what_routers_depend_on() -> None:
     needs = {name: getattr(router, "depends_on", ()) for name, router in ROUTERS.items()}
     caches, sessions = (
-        ("kv_aware", "load_aware", "dynamo", "llm_d", "lmetric", "shortest_ttft"),
+        (
+            "cache_aware",
+            "prefix_aware",
+            "preble",
+            "kv_aware",
+            "load_aware",
+            "dynamo",
+            "llm_d",
+            "lmetric",
+            "shortest_ttft",
+        ),
         ("bounded_loads", "session_hash"),
     )
     assert {name for name, of in needs.items() if of} == {*caches, *sessions}

@@ -57,14 +57,21 @@ def test_one_bar_alone_stands_at_its_name_and_may_be_renamed(tmp_path: Path) -> 
 
 
 def test_a_setting_may_be_given_by_the_last_part_of_its_key(tmp_path: Path) -> None:
-    """The name on the axis is the class; an ambiguous part and an argument of the policy need the whole key."""
+    """The name on the axis is the class; an ambiguous part and an argument of the policy need the whole key, a group one of its keys that vary."""
     for number, router in enumerate(("mine.Aging", "least_loaded")):
-        keys = {"backend": {"router": router}, "policy": {"budget": number}, "a": {"n": number}, "b": {"n": number}}
+        keys = {
+            "backend": {"router": router, "pools": {"p": {"replicas": number, "role": "both"}}},
+            "policy": {"budget": number},
+            "a": {"n": number},
+            "b": {"n": number},
+        }
         write_run(tmp_path / router, settings=keys, figures={"prefix_cache": {"hit_share": 0.5 * number}})
     for x in ("router", "backend.router"):
         [panel] = curves.draw(tmp_path, x=x, y=("prefix_cache.hit_share",)).axes
         assert {text.get_text() for text in panel.get_xticklabels()} == {"Aging", "least_loaded"}
         assert panel.get_xlabel() == x
+    with pytest.raises(ConfigError, match=r"did you mean backend.pools.p.replicas\?"):
+        curves.draw(tmp_path, x="backend.pools", y=("prefix_cache.hit_share",))
     for x in ("n", "budget"):
         with pytest.raises(ConfigError, match=f"x={x}: no run has this setting"):
             curves.draw(tmp_path, x=x, y=("prefix_cache.hit_share",))
