@@ -51,7 +51,7 @@ def check_swept(runs: pd.DataFrame, folder: Path, name: str, axis: Axis) -> None
     if name not in AXES and axis.keys[0] not in runs:
         keys = [*map(str, runs)]
         parts = [key for key in keys if f".{name}." in f".{key}" and runs[key].astype(str).nunique() > 1]
-        near = " or ".join(parts or get_close_matches(name, [*AXES, *keys], 3)) or "one of config.yaml"
+        near = " or ".join(parts[:3] or get_close_matches(name, [*AXES, *keys], 3)) or "one of config.yaml"
         raise ConfigError(f"x={name}: no run has this setting; did you mean {near}?")
     has = [key for key in axis.keys if key in runs and runs[key].notna().any()]
     key, other = [*has, axis.keys[0]][0], "workload=open_loop " * (name == "rate" and not has)
