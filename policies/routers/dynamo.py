@@ -14,7 +14,7 @@ from math import exp
 from random import Random
 
 from cbatch import ConfigError, Request
-from cbatch.cluster import ClusterView, ReplicaView
+from cbatch.cluster import ClusterView, ReplicaView, Role
 from policies.shared.ties import Ties
 
 
@@ -45,7 +45,8 @@ class Dynamo:
             (chosen,) = self._random.choices([*scores], weights)
         else:
             chosen = self._ties.largest(scores)
-        self._uncached[request.id] = request.num_prompt_tokens - view[chosen].cached_tokens(request)
+        if view.stage is Role.PREFILL:  # the decoder, which push chooses at once, computes no prompt
+            self._uncached[request.id] = request.num_prompt_tokens - view[chosen].cached_tokens(request)
         return chosen
 
     def on_end(self, request: Request) -> None:

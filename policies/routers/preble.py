@@ -12,7 +12,7 @@ adds the cost of what the prompt will evict. Left out: rebalancing, the tree's e
 from collections import deque
 
 from cbatch import BlockHash, Request
-from cbatch.cluster import ClusterView
+from cbatch.cluster import ClusterView, Role
 
 WINDOW = 180.0
 """Seconds over which work counts."""
@@ -29,12 +29,12 @@ class Preble:
     def choose(self, request: Request, view: ClusterView) -> int:
         able = view.fitting(request)
         known = self._sent_to(request, view)
-        most = max(known.values())
+        most = max(known[index] for index in able)
         exploits = request.num_prompt_tokens - most < most
         deepest = [index for index in able if known[index] == most] if exploits else []
         chosen = min(deepest or able, key=lambda index: self._work(index, view))
         replica = view[chosen]
-        if uncached := request.num_prompt_tokens - known[chosen]:
+        if (uncached := request.num_prompt_tokens - known[chosen]) and view.stage is Role.PREFILL:
             self._recent.append((view.now, chosen, replica.prefill_seconds(request, uncached)))
         for block_hash in replica.block_hashes(request):
             self._replicas.setdefault(block_hash, set()).add(chosen)

@@ -5,11 +5,11 @@ for one prompt at a time. The paper's T_queue and T_prefill are fitted offline. 
 
 Without `copy_above` this is the paper's "local cache aware". With it, "global": where the longest match of all replicas is more than
 `copy_above` times the own one, the replica gets the rest of it, for `token_seconds` per token, and computes less. Of several longest
-matches the first is copied.
+matches the first is copied. With roles the decoder is the one with the fewest requests, as prompts do not tell decoders apart.
 """
 
 from cbatch import Request
-from cbatch.cluster import ClusterView, Route
+from cbatch.cluster import ClusterView, Role, Route
 
 
 class ShortestTTFT:
@@ -21,6 +21,8 @@ class ShortestTTFT:
 
     def choose(self, request: Request, view: ClusterView) -> int | Route:
         able = view.fitting(request)
+        if view.stage is Role.DECODE:
+            return min(able, key=lambda index: view[index].num_unfinished)
         cached = {index: view[index].cached_tokens(request) for index in able}
         best = max(able, key=cached.__getitem__)
 

@@ -6,7 +6,7 @@ import pytest
 from shown_replicas import ASKED, Shown, letters, loads, prompt, replica
 
 from cbatch import ConfigError, Request
-from cbatch.cluster import Route
+from cbatch.cluster import Role, Route
 from policies.routers import CacheAware, Dynamo, KVAware, LlmD, LMetric, LoadAware, Preble, PrefixAware, ShortestTTFT
 from policies.shared.sent_prefixes import SentPrefixes
 
@@ -239,3 +239,27 @@ def test_lmetric_multiplies_work_and_batch(
     states = zip(left, unfinished, strict=True)
     view: Any = Shown(replica(cached=10, prompt_tokens_left=tokens, num_unfinished=number) for tokens, number in states)
     assert (LMetric() if itself else LMetric(itself)).choose(ASKED, view) == chosen
+
+
+class Staged(Shown):
+    """Two prefillers, then two decoders, which hold five tokens of every prompt; the first decoder has a request."""
+
+    def __init__(self) -> None:
+        super().__init__([*loads(0, 0), *loads(1, 0, cached=5)])
+
+    def fitting(self, request: Request) -> list[int]:
+        return [0, 1] if self.stage is Role.PREFILL else [2, 3]
+
+
+def test_decoders_are_chosen_by_what_decoders_have() -> None:
+    """Fewest requests for ShortestTTFT; Preble exploits the 10 of 16 blocks that the first decoder was sent; Dynamo counts the prefiller's work."""
+    preble, dynamo, texts = Preble(), Dynamo(), ("s" * 10 + "a" * 6, "s" * 10 + "b" * 6)
+    for router, decoders in ((ShortestTTFT(), [3, 3]), (preble, [3, 3]), (dynamo, None)):
+        view, chosen = Staged(), list[Any]()
+        for id_, text in enumerate(texts):
+            for view.stage in (Role.PREFILL, Role.DECODE):
+                chosen.append(router.choose(prompt(text, id_), view))
+            view[2].num_unfinished, view[3].num_unfinished = (0, 1) if router is preble else (1, 0)
+        assert chosen[1::2] == decoders or decoders is None
+    assert {replica for _, replica, _ in preble._recent} <= {0, 1}, "decoders compute no prompts"
+    assert dynamo._uncached == {0: 16, 1: 16}
