@@ -75,9 +75,10 @@ def summarize(
     throughput, offered = _throughput(requests, window, num_counted), offered_rate(ended)
     present = paid_shares(run.lives, window, num_replicas)
     paid, generated = None if prices is None else np.array(prices) * present, throughput["decode_tokens_per_second"]
-    joules = None if readings is None else measured_energy(readings, window)
+    joules, limited = None if readings is None else measured_energy(readings, window), dict[str, float]()
     if machines and machines.watts is not None:
-        joules = energy(machines, steps, window, present)
+        joules, share = energy(machines, steps, window, present)
+        limited = {"at_limit_share": share}
     return {
         "run": {
             **_run(ended, requests, steps, window, num_counted, num_cancelled),
@@ -96,7 +97,7 @@ def summarize(
         **({} if num_evicted_blocks is None else {"prefix_cache": _prefix_cache(measured, num_evicted_blocks, host)}),
         **({"sessions": sessions} if sessions else {}),
         **({} if paid is None else {"cost": cost(float(paid.sum()), window, throughput)}),
-        **({} if joules is None else {"energy": energy_figures(joules, window, generated)}),
+        **({} if joules is None else {"energy": energy_figures(joules, window, generated) | limited}),
         **({} if num_replicas == 1 else {"replicas": balance(run, window, num_replicas)}),
         **({"transfers": transfers_of(run, window)} if run.transfers else {}),
         **({"pools": _pools(run, window, paid)} if run.pools else {}),

@@ -146,16 +146,19 @@ def utilisation(machines: Machines, steps: StepColumns, window: Window) -> dict[
     return figures
 
 
-def energy(machines: Machines, steps: StepColumns, window: Window, present: Floats) -> float:
-    """Returns the joules that all GPUs take in the window, predicted.
+def energy(machines: Machines, steps: StepColumns, window: Window, present: Floats) -> tuple[float, float]:
+    """Returns the joules that all GPUs take in the window, predicted, and the share of the device's time at the power limit.
 
     present: share of the window in which each replica exists, [replicas]. The machines' watts must be known.
     """
     assert machines.watts is not None
     inside, (replica, seconds) = window.holds(steps["received_at"]), machines.times(steps)
-    idle, joules = machines.watts[:, 0], machines.joules(steps, seconds, machines.watts[replica])[inside]
-    computing = np.bincount(replica[inside], seconds[inside], len(idle))
-    return float(joules.sum() + (idle * np.maximum(present * window.seconds - computing, 0.0)).sum())
+    joules = machines.joules(steps, seconds, machines.watts[replica])[inside]
+    replica, seconds = replica[inside], seconds[inside]
+    idle, computing = machines.watts[:, 0], np.bincount(replica, seconds, len(machines.watts))
+    paused = np.maximum(present * window.seconds - computing, 0.0)
+    at_limit = joules == machines.watts[replica, 4] * seconds
+    return float(joules.sum() + (idle * paused).sum()), _share(seconds[at_limit], seconds)
 
 
 def measured_energy(readings: Floats, window: Window) -> float:

@@ -93,6 +93,7 @@ _HEADINGS = {
     "energy.joules": Heading("energy [J]", better="lower"),
     "energy.watts": Heading("power [W]", better="lower"),
     "energy.joules_per_token": Heading("J per output token", better="lower"),
+    "energy.at_limit_share": Heading("time at the power limit [%]", 100.0, "share"),
     "iterations.batch_requests": Heading("batch [requests]"),
     "iterations.kv_use_peak": Heading("KV cache peak [%]", 100.0, "share"),
     "iterations.device_active_share": Heading("device active [%]", 100.0, "share"),
@@ -127,7 +128,7 @@ MORE_COLUMNS = (
     *("transfers.number", "transfers.tokens", "transfers.bytes", "replicas.mean", "replicas.most"),
     *("iterations.batch_requests", "iterations.kv_use_peak", "iterations.device_active_share"),
     *("mfu.[pdm]*", "mbu.[pdm]*", "cost.dollars", "cost.dollars_per_hour", "cost.dollars_per_million_tokens"),
-    *("energy.joules", "energy.watts"),
+    *("energy.joules", "energy.watts", "energy.at_limit_share"),
 )
 """Additional figures in `experiments.plot table`."""
 

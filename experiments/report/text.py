@@ -165,6 +165,8 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "cost", f"${number(cost['dollars'])}, {_price_text(cost)}: {kinds}"
     if energy := summary.get("energy"):
         watts = f"{number(energy['watts'])} W on average"
+        if "at_limit_share" in energy:
+            watts += f"; {format_share(energy['at_limit_share'])} of the device's time at the power limit"
         yield "energy", f"{number(energy['joules_per_token'])} J per output token, {watts}"
     elif problem := summary["about"].get("energy", {}).get("unknown"):
         yield "energy", f"not measured: {problem}"

@@ -77,15 +77,18 @@ def test_energy_is_recomputed_from_the_table_of_iterations(replicas: int, tmp_pa
     run = simulate("sarathi", "open_loop", **keys, output=tmp_path / "run")
     watts, idle = load_profile("h100").watts, 0.0
     assert watts is not None and "energy" not in simulate("orca", requests=5, hardware="h200-vllm").summary
-    joules, whole = 0.0, run.summary["run"]["counted_seconds"]
+    joules, limited, computing, whole = 0.0, 0.0, 0.0, run.summary["run"]["counted_seconds"]
     for _, steps in run.steps.groupby("replica") if replicas > 1 else [(0, run.steps)]:
         seconds = steps["ended"] - np.maximum(steps["started"], steps["ended"].shift(fill_value=0.0))
         flops, moved = by_hand(steps)
         unlimited = watts.busy * seconds + watts.joules_per_byte * moved + watts.joules_per_flop * flops
         assert (unlimited > watts.limit * seconds).any() and (unlimited < watts.limit * seconds).any()
         joules += np.minimum(unlimited, watts.limit * seconds).sum()
+        limited += seconds[unlimited >= watts.limit * seconds].sum()
+        computing += seconds.sum()
         idle += watts.idle * (whole - seconds.sum())
     energy = run.summary["energy"]
+    assert energy["at_limit_share"] == pytest.approx(limited / computing) and 0 < limited < computing
     assert energy["joules"] == pytest.approx(joules + idle) and energy["watts"] == pytest.approx(
         (joules + idle) / whole
     )
