@@ -252,6 +252,7 @@ def _lacks(run: Run) -> list[str]:
     present = {
         *run.facts.stated,
         *["prefix_cache"] * settings.prefix_cache,
+        *["drafts"] * any(bool(each.state.drafts.counts[1:].any()) for each in run.engine.engines),
         *["hidden_lengths"] * (not run.facts.lengths_known),
         *["places"] * any(setup.limits.max_running > setup.limits.max_batch for setup in run.setups),
         *["replicas"] * (settings.backend.replicas > 1),
@@ -260,6 +261,7 @@ def _lacks(run: Run) -> list[str]:
     }
     router, cache = settings.backend.router, engine.state.cache
     needed = [*["replicas"] * (type(router) is not RoundRobin), *["reports"] * (settings.backend.staleness > 0)]
+    needed += ["drafts"] * (settings.drafter.max_drafts > 0 and "drafting" not in settings.policy.section)
     for part in (engine.policy, router, cache and cache.pool.eviction):
         of_class: tuple[str, ...] = getattr(type(part), "depends_on", ())
         needed += getattr(part, "__dict__", {}).get("depends_on", of_class)

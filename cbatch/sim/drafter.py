@@ -45,26 +45,32 @@ class SurvivalsDrafter(Drafter):
     ) -> None:
         """
         Args:
-            survivals: of draft 1, 2, ...; further drafts are never accepted.
+            survivals: of draft 1, 2, ...
             alpha: in place of survivals: with which each draft is accepted if those before it were.
             max_drafts: of a request in an iteration; None: as many as there are survivals, or 8.
             layers: of a drafter that otherwise has the model's shape, as EAGLE's and MTP's; 0: its passes take no time.
             parallel: all drafts of a request in one pass, as DSpark's; else one pass for each.
             seconds_per_pass: in addition to those of its layers.
 
-        Raises ConfigError unless either is given, survivals fall from at most 1 to at least 0, and nothing else is negative.
+        Raises ConfigError unless either is given, survivals fall from at most 1 to at least 0, there is one for each draft, and nothing
+        else is negative.
         """
         if (survivals is None) == (alpha is None):
             raise ConfigError("drafter: give either drafter.survivals, a list of shares, or drafter.alpha")
-        if min(1 if max_drafts is None else max_drafts, layers, seconds_per_pass) < 0 or max_drafts == 0:
-            raise ConfigError(
-                f"drafter: need {max_drafts=} of at least 1, {layers=} and {seconds_per_pass=} of at least 0"
-            )
+        for name, value, least in (
+            ("max_drafts", max_drafts, 1),
+            ("layers", layers, 0),
+            ("seconds_per_pass", seconds_per_pass, 0),
+        ):
+            if value is not None and value < least:
+                raise ConfigError(f"drafter.{name}={value}: give at least {least}")
+        if alpha is not None and not 0 <= alpha <= 1:
+            raise ConfigError(f"drafter.alpha={alpha}: give a share from 0 to 1")
+        if survivals is not None:
+            _check(survivals, max_drafts)
         self.max_drafts = max_drafts or len(survivals or range(8))
         if survivals is None:
             survivals = [(alpha or 0.0) ** place for place in range(1, self.max_drafts + 1)]
-        if any(not 0 <= later <= before for before, later in pairwise([1.0, *survivals])):
-            raise ConfigError(f"drafter.survivals={[*survivals]}: shares from 1 to 0, none above the one before")
         self.survivals, self.seed, self.parallel = [*survivals], seed, parallel
         self.layers, self.seconds_per_pass = layers, seconds_per_pass
         self._rates = np.array([later / before if before else 0.0 for before, later in pairwise([1.0, *survivals])])
@@ -110,6 +116,17 @@ class SurvivalsDrafter(Drafter):
         if self.parallel:
             return self.seconds(int(np.count_nonzero(step.drafts)), most)
         return sum(self.seconds(int(np.count_nonzero(step.drafts >= k)), 1) for k in range(1, most + 1))
+
+
+def _check(survivals: Sequence[float], max_drafts: int | None) -> None:
+    """Raises ConfigError unless survivals are shares that do not rise, at least as many as drafts."""
+    given = [*survivals] if isinstance(survivals, list | tuple) else None
+    numbers = given and all(isinstance(share, int | float) and share is not True for share in given)
+    if not given or not numbers or any(not 0 <= later <= before for before, later in pairwise([1.0, *given])):
+        problem = f"drafter.survivals={survivals}"
+        raise ConfigError(f"{problem}: give shares from 1 to 0 in brackets, none above the one before, as '[.8,.6]'")
+    if max_drafts is not None and max_drafts > len(given):
+        raise ConfigError(f"drafter.max_drafts={max_drafts}: give at most {len(given)}, as there are no more survivals")
 
 
 def uniforms(seed: int, requests: Ints, positions: Ints) -> NDArray[np.float64]:

@@ -24,6 +24,7 @@ _LACKS = {
     "future": "the eviction reads the future, but not all requests are known beforehand: it knows only those that have arrived",
     "places": "the policy pauses requests, but there is no place for paused ones: give max_running above batch",
     "hidden_lengths": "the policy estimates output lengths, which max_new_tokens states: give workload.max_new_tokens",
+    "drafts": "drafter has no effect, as the policy asks for no drafts: give drafting=goodput, or policy=joint",
     "replicas": "backend.router has no effect, as there is one replica: give backend.replicas",
     "reports": "backend.staleness has no effect, as the router reads no reports: give backend.replicas and another backend.router",
 }

@@ -56,7 +56,7 @@ def compose(*overrides: str, name: str = "config") -> Composed:
         unnamed = [] if any(override.startswith("sweep=") for override in plain) else ["sweep=none"]
         parsed = parse([*plain, *unnamed])
         if swept := [override.input_line for override in parsed if override.is_sweep_override()]:
-            remedy = "give one, quote a text, or add -m to experiments.run for a sweep"
+            remedy = "give one, a list in brackets as [1,2], quote a text, or add -m to experiments.run for a sweep"
             raise ConfigError(f"{swept[0]}: is several values; {remedy}")
         return _resolve(compose_config(name, parsed, version_of_files(plain)))
 

@@ -46,6 +46,7 @@ def test_a_run_says_what_its_policy_or_router_needs(needs: str) -> None:
 @pytest.mark.long
 def test_a_run_says_what_its_eviction_needs() -> None:
     alone = ("prefix_cache=true", "workload.turns=1")
+    assert lacks("drafter=glm_mtp") == ["drafts"] and lacks("drafter=glm_mtp", "drafting=fixed") == []
     assert lacks("eviction=tlru", *alone) == ["turns"] and lacks("eviction=tlru", "prefix_cache=true") == []
     assert lacks("eviction=soft_ttl", "prefix_cache=true") == []
     assert lacks("eviction=belady", "prefix_cache=true") == ["future"]
