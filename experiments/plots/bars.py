@@ -3,8 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib import rcParams
 from matplotlib.axes import Axes
+from matplotlib.font_manager import FontProperties
 
 _WIDTH = 0.8  # of all bars at a name
 
@@ -27,6 +30,13 @@ def draw_bars(panel: Axes, points: pd.DataFrame, beside: pd.DataFrame, label: st
 
 def name_places(panel: Axes, names: Sequence[str]) -> None:
     """Labels the places 0, 1, ... on the x axis."""
-    panel.set_xticks(range(len(names)), [name.replace(" (", "(").replace("(", "\n(") for name in names])
+    lines = [name.replace(" (", "(").replace("(", "\n(") for name in names]
+    letter = 0.6 * FontProperties(size=rcParams["xtick.labelsize"]).get_size_in_points() / 72  # inches
+    longest = max(len(line) for text in lines for line in text.splitlines())
+    width = panel.bbox.width / panel.figure.dpi
+    panel.set_xticks(range(len(names)), lines)
+    if longest * letter > width / len(names):
+        panel.tick_params(axis="x", labelrotation=30)
+        plt.setp(panel.get_xticklabels(), ha="right")
     panel.set_xlim(-0.6, len(names) - 0.4)
     panel.xaxis.grid(visible=False)

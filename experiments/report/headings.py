@@ -45,6 +45,12 @@ OFFERED = "run.offered_requests_per_second"
 
 _HEADINGS = {
     "throughput.total_tokens_per_second": Heading("tokens/s", better="higher", axis="throughput [tokens/s]"),
+    **{
+        f"throughput.{part}_tokens_per_second": Heading(
+            f"{part} tokens/s", better="higher", axis=f"{part} throughput [tokens/s]"
+        )
+        for part in ("prefill", "decode")
+    },
     "throughput.requests_per_second": Heading("requests/s", better="higher", axis="throughput [requests/s]"),
     "goodput.requests_per_second": Heading("goodput [requests/s]", better="higher"),
     "goodput.attained_share": Heading("attained [%]", 100.0, "share", "higher"),
@@ -155,7 +161,7 @@ def heading_of(key: str) -> Heading:
     if parts := re.fullmatch(r"attainment\.(?:tiers\.(?P<tier>.+)\.)?(?:(?P<objective>ttft|tbt|total)_)?share", key):
         objective = parts["objective"] and parts["objective"].upper().replace("TOTAL", "end to end")
         return Heading(" ".join(filter(None, [parts["tier"], objective, "attained [%]"])), 100.0, "share", "higher")
-    return Heading(key)
+    return Heading(key, axis=key.replace("_", " "))  # an axis breaks its text at spaces
 
 
 def check_figure(given: str) -> None:
@@ -176,7 +182,10 @@ def _known_figures() -> list[str]:
     sizes: dict[str, Any] = {"num_blocks": 1, "max_batch": 1, "num_replicas": 2, "num_evicted_blocks": 0}
     host = {"bytes_out": 0, "bytes_back": 0, "waited_seconds": 0.0}
     summary = summarize(record, **sizes, host=host, prices=[1.0, 1.0], machines=_MACHINES)
-    return [*(name for name, _ in flat(summary)), *(key for key in _HEADINGS if key.startswith("regret."))]
+    return [
+        *(name for name, _ in flat(summary)),
+        *(key for key in _HEADINGS if key.startswith(("regret.", "run.tail_"))),
+    ]
 
 
 def no_such_figure(given: str, known: Sequence[str]) -> str:
