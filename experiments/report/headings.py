@@ -165,9 +165,9 @@ def heading_of(key: str) -> Heading:
 
 
 def check_figure(given: str) -> None:
-    """Raises ConfigError if no run can have the figure in key=NAME. Names of tiers, pools, clients and turns are known after a run only."""
+    """Raises ConfigError if no run can have the figure in key=NAME. Names of tiers, pools, clients and turns, and places of drafts, are known after a run only."""
     key, known = given.partition("=")[2], _known_figures()
-    named_by_runs = ("attainment.tiers.", "drafts.survivals.", "pools.", "service.clients.", "sessions.ttft_seconds.")
+    named_by_runs = ("attainment.tiers.", "drafts.", "pools.", "service.clients.", "sessions.ttft_seconds.")
     if key not in known and not key.startswith(named_by_runs):
         raise ConfigError(no_such_figure(given, known))
 

@@ -138,7 +138,7 @@ def test_sessions_in_the_report() -> None:
     assert tuple(heading_of(key).text for key in keys) == heads and {heading_of(key).better for key in keys} == {
         "lower"
     }
-    for key in keys:
+    for key in (*keys, "drafts.accepted_share", "drafts.survivals.2", "energy.at_limit_share"):
         check_figure(f"metric={key}")
     with pytest.raises(ConfigError, match=r"sessions\.job_seconds"):
         check_figure("metric=sessions.job_second.mean")
