@@ -43,8 +43,9 @@ def load_series(folder: Path, look: Look = PLAIN, shown: Collection[str] = ()) -
     whole = {key: whole_key(key, runs) for key in shown}
     runs = runs.assign(**{key: runs[name] for key, name in whole.items() if name in runs})
     labels, policy = label_runs(runs, [*whole.values()]), str(runs["policy"].iloc[0])
-    shared = labels.str.startswith(f"{policy}, ").all()
-    labels = labels.str.removeprefix(f"{policy}, ") if shared else labels
+    shared = labels.nunique() > 1 and (labels + ", ").str.startswith(f"{policy}, ").all()
+    shared = shared or labels.str.startswith(f"{policy}, ").all()
+    labels = _named(labels.str.removeprefix(policy).str.removeprefix(", ")) if shared else labels
     print_omitted(omitted)
     names = {str(value) for key in shown if key in runs for value in runs[key].unique()}
     return _arrange(runs.assign(label=labels, heading=policy if shared else ""), look, names)
@@ -54,7 +55,13 @@ def without_policies(runs: pd.DataFrame, look: Look) -> pd.DataFrame:
     """Returns the runs with labels that do not begin with the policy."""
     names = [look.labels.get(policy, policy) for policy in runs["policy"]]
     labels = [label.removeprefix(name).removeprefix(", ") for label, name in zip(runs["label"], names, strict=True)]
-    return runs.assign(label=labels)
+    return runs.assign(label=_named(pd.Series(labels, runs.index)))
+
+
+def _named(labels: "pd.Series[str]") -> "pd.Series[str]":
+    """Names runs with an empty label by the settings that the others have and they lack: `without p.replicas`."""
+    keys = dict.fromkeys(re.findall(r"(?:^|, )([\w.]+)=", "\n".join(labels), re.MULTILINE))
+    return labels.replace("", f"without {', '.join(keys)}") if keys else labels
 
 
 def check_few(runs: pd.DataFrame) -> None:

@@ -1,11 +1,14 @@
 """Names of figures: in the plot commands of experiments and documents, and on axes."""
 
 import re
+from pathlib import Path
 
 import pytest
+from hand_made import ABOUT, SETTINGS, write_run
 from places import ROOT
 
-from experiments.plots.style import wrap
+from experiments.plots.series import load_series, without_policies
+from experiments.plots.style import PLAIN, wrap
 from experiments.report.headings import check_figure, heading_of
 
 FILES = [*sorted((ROOT / "conf" / "experiment").glob("*.yaml")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -32,3 +35,17 @@ def test_the_name_of_an_axis_breaks_between_words(key: str) -> None:
     heading = heading_of(key)
     words = re.split(r"[ _]", heading.axis)
     assert wrap(heading.axis, 30).split() == words and len(words) > 1
+
+
+def test_a_run_without_the_settings_of_the_others_has_a_name(tmp_path: Path) -> None:
+    """Also where the policies are on the axis."""
+    write_run(tmp_path / "undivided", ABOUT, SETTINGS)
+    for number in (1, 3):
+        write_run(tmp_path / f"p{number}", ABOUT, {**SETTINGS, "backend.pools.p.replicas": number})
+    runs = load_series(tmp_path)
+    named = {"without p.replicas", "p.replicas=1", "p.replicas=3"}
+    assert {*runs["label"]} == named and runs["heading"].iloc[0] == runs["policy"].iloc[0]
+    whole = runs.assign(label=runs["policy"] + ", " + runs["label"]).replace(
+        {"label": {f"{runs['policy'].iloc[0]}, without p.replicas": runs["policy"].iloc[0]}}
+    )
+    assert {*without_policies(whole, PLAIN)["label"]} == named
