@@ -43,7 +43,7 @@ ELSEWHERE = {
     r"python -m experiments\.profile (model=(?!tiny)|card|copies)": "needs a GPU",
     r"python -m experiments\.run .*hardware=h100-1a2b3c4d": "on a card that was measured",
     r"python -m experiments\.run .*backend=cuda": "needs GPUs",
-    r"python -m experiments\.run .*workload\.path=mooncake_": "of a published trace",
+    r"python -m experiments\.run .*(workload\.path=mooncake_|traces=FOLDER)": "of a published trace",
     r".*launcher=joblib": "minutes; see test_sweep",
     r"python -m experiments\.(plot|compare) .*multirun/(agents|chat|idea|rates|slo|noise|landscape|tier)": "of a sweep that is not made",
     r"python -m experiments\.compare runs/": "of searches that are not made",
