@@ -45,7 +45,7 @@ ELSEWHERE = {
     r"python -m experiments\.run .*backend=cuda": "needs GPUs",
     r"python -m experiments\.run .*(workload\.path=mooncake_|traces=FOLDER)": "of a published trace",
     r".*launcher=joblib": "minutes; see test_sweep",
-    r"python -m experiments\.(plot|compare) .*multirun/(agents|chat|idea|rates|slo|noise|landscape|tier)": "of a sweep that is not made",
+    r"python -m experiments\.(plot|compare) .*multirun/(agents|chat|idea|rates|slo|noise|landscape|ratio|tier)": "of a sweep that is not made",
     r"python -m experiments\.compare runs/": "of searches that are not made",
     r"python -m experiments\.(arena|capacity -m experiment=arena) traces=FOLDER": "of the published traces; see test_arena",
     r"python -m experiments\.(replay|run) .*today": "of what vLLM decided; see test_vllm_plans",
