@@ -15,7 +15,7 @@ call a policy: optional methods may be missing, and an exception becomes an erro
 
 from collections.abc import Callable
 from copy import deepcopy
-from inspect import isfunction
+from inspect import getattr_static, isfunction
 from typing import Any, Protocol, TypeVar
 
 from cbatch.calls import call
@@ -104,7 +104,8 @@ def copy_policy(policy: P, what: str = "policy") -> P:
 
 def name_of(policy: object) -> str:
     """Returns the name of a policy in errors: its class's, or the one that an object around a policy states as `__name__`."""
-    return str(getattr(policy, "__name__", type(policy).__name__))
+    stated = getattr_static(policy, "__name__", None)  # without a policy's own __getattr__, which may fail
+    return stated if isinstance(stated, str) else type(policy).__name__
 
 
 def check_policy(policy: Policy, limits: Limits) -> None:

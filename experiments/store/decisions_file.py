@@ -152,7 +152,7 @@ class _Replica:
                 self.events.append(read(StepEnd, fields, "step."))
 
     def file(self, cut: bool) -> DecisionsFile:
-        overrides = self.run.pop("overrides")
+        overrides: list[str] = read(list[str], self.run.pop("overrides"), "run.overrides")
         recorded = read(Recorded, {**self.run, "events": ()}, "run.")
         recorded = recorded._replace(events=self.events, iterations=self.iterations)
         return DecisionsFile(recorded, self.requests, overrides, cut)

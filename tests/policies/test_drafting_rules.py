@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from cbatch import KVSize, Plan, PlanBuilder, Policy, PolicyError, Request, Server, View
+from cbatch.policy import name_of
 from cbatch.sim import SimExecutor
 from cbatch.sim.drafter import SurvivalsDrafter
 from experiments.check.scenario import EVEN_COST, Arrival, Scenario
@@ -217,3 +218,12 @@ def test_an_error_names_the_policy_or_its_rule(policy: Policy, rule: Raising, ki
     server = Server(SimExecutor(EVEN_COST, drafter=drafter), limits, EVEN_COST, KVSize(9, 2), False, drafter=drafter)
     with pytest.raises(kind, match=text):
         server.engine(WithDrafts(policy, rule), scenario.source()).run()
+
+
+def test_a_policy_is_named_without_its_own_getattr() -> None:
+    class Failing:
+        def __getattr__(self, name: str) -> str:
+            raise ValueError(name)
+
+    assert name_of(Failing()) == "Failing"
+    assert name_of(WithDrafts(Orca(), Raising())) == "Orca with Raising"

@@ -87,6 +87,14 @@ def test_files_that_hold_something_else_are_refused(content: bytes | None, says:
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_run_without_its_command_line_is_refused(tmp_path: Path) -> None:
+    write(path := tmp_path / "file", Orca())
+    text = gzip.decompress(path.read_bytes()).replace(b'"overrides": ["policy=orca", "chunk=8"]', b'"overrides": null')
+    path.write_bytes(gzip.compress(text))
+    with pytest.raises(ReplayError, match="overrides.*record the run again"):
+        read_decisions(path)
+
+
 def test_recorded_requests_are_served_again_with_their_true_lengths(tmp_path: Path) -> None:
     """As vLLM's: its requests end by themselves, out of the order of their arrival, and one gets no token."""
     more: dict[str, Any] = {"client": "a", "session": "chat", "tier": "batch", "priority": -2, "stop_tokens": (1,)}
