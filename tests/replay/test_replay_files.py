@@ -91,7 +91,7 @@ def test_a_run_without_its_command_line_is_refused(tmp_path: Path) -> None:
     write(path := tmp_path / "file", Orca())
     text = gzip.decompress(path.read_bytes()).replace(b'"overrides": ["policy=orca", "chunk=8"]', b'"overrides": null')
     path.write_bytes(gzip.compress(text))
-    with pytest.raises(ReplayError, match="overrides.*record the run again"):
+    with pytest.raises(ReplayError, match=r"overrides.*record the run again"):
         read_decisions(path)
 
 
