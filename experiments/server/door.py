@@ -17,7 +17,7 @@ from cbatch.model.checkpoint import Vocabulary
 from cbatch.validation import one_line, shorten
 from experiments.server.answers import Answer, Choice
 from experiments.server.bodies import AnyBody, ChatBody
-from experiments.server.engine import Message, Turn
+from experiments.server.clients import Message, Turn
 from experiments.server.meters import Meters
 from experiments.server.settings import ServerSettings
 from experiments.server.words import SimulatedVocabulary, Words

@@ -11,48 +11,25 @@
 Several replicas have an inbox and a thread each, and the thread that serves routes requests to them. Knows nothing of HTTP.
 """
 
-import dataclasses
-from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from time import perf_counter, sleep
 from traceback import format_exception
-from typing import Any, NamedTuple
+from typing import Any
 
-from cbatch import CbatchError, ConfigError, Engine, Request, RequestSpec, RunRecord, Status
-from cbatch.arrivals import Posted
+from cbatch import CbatchError, ConfigError, Engine, Request, RunRecord
 from cbatch.cluster import Cluster, LiveCluster
-from cbatch.cluster.live_transfers import Prefilled
 from cbatch.facts import facts_of
-from cbatch.host import drive
 from experiments.serve import decisions_of, serve
-from experiments.server.replicas import Inbox, serve_moving, serve_replicas
+from experiments.server.clients import ClientArrivals, Inbox, Send, Turn
+from experiments.server.replicas import serve_moving, serve_replicas
 from experiments.server.settings import ServerSettings
 from experiments.settings.error_lines import one_line
 from experiments.setup.assemble import Run
 from experiments.store.run_folder import SUMMARY
 
-Message = RequestSpec | int | None
-
-
-class Turn(NamedTuple):
-    """A turn of the loop.
-
-    ids: ids of the requests that received a token, once for each token. tokens: their tokens; -1 in simulation. ended: these and other requests.
-    state: numbers of running and of waiting requests; share of the KV blocks in use. replica: whose turn it is.
-    """
-
-    ids: list[int]
-    tokens: list[int]
-    ended: list[Request]
-    state: tuple[int, int, float]
-    replica: int = 0
-
-
-Send = Callable[[int | Turn | dict[str, Any] | str], object]
 Log = Callable[[str], None]
 
 
@@ -103,7 +80,7 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: P
 
 def _clients(
     settings: ServerSettings, engines: Sequence[Engine], inbox: Inbox, send: Send, moving: bool
-) -> "Sequence[ClientArrivals]":
+) -> Sequence[ClientArrivals]:
     """Returns the arrivals of each engine; of several, each has an inbox of its own, and messages are sent one at a time. moving: between them."""
     if len(engines) == 1:
         return [ClientArrivals(settings, engines[0], inbox, send)]
@@ -115,150 +92,3 @@ def _clients(
 
     router = inbox if moving else None
     return [ClientArrivals(settings, each, Inbox(), send_alone, number, router) for number, each in enumerate(engines)]
-
-
-class ClientArrivals(Posted):
-    """The requests of clients to an engine, through an inbox. Until the door closes, it counts as an unfinished request.
-
-    lag: the most seconds by which the tokens of a simulated iteration came too late. num_cut: see `give_up`.
-    """
-
-    def __init__(
-        self,
-        settings: ServerSettings,
-        engine: Engine,
-        inbox: Inbox,
-        send: Send,
-        replica: int = 0,
-        router: Inbox | None = None,
-    ) -> None:
-        """router: of requests that move between replicas; gets those that leave, and those that have ended."""
-        super().__init__(inbox, settings.patience.seconds)
-        engine.attach(self)
-        self._engine, self._send, self._replica, self._router = engine, send, replica, router
-        self._leaving: list[Prefilled] = []  # since the last turn that was told
-        self._left: set[int] = set()  # ids of requests that are not here yet, and whose clients have left
-        self.lag = 0.0
-        self.num_cut: int | None = None
-        self._is_simulated, self._scale = settings.backend.simulated, settings.server.time_scale
-        self._origin = perf_counter() - self._engine.now() / self._scale
-        self.requests: list[Request] = []  # all so far
-        self._live: dict[int, Request] = {}  # that have not ended
-        self._num_steps = self._num_ended = 0  # that were told
-        self._state = (0, 0, 0.0)
-
-    def serve(self) -> None:
-        """Serves until the door closes; cuts all requests if the engine fails, and raises its error."""
-        try:
-            if self._router is None:
-                self._engine.run(lambda _: self.report())
-            else:  # others may still read blocks
-                drive(self._engine, self, lambda _: self.report())
-        except CbatchError:
-            self.give_up()
-            raise
-        finally:
-            self.tell()
-
-    def now(self) -> float:
-        """Returns the time of the engine, also while it computes."""
-        return (perf_counter() - self._origin) * self._scale
-
-    def request(self, spec: RequestSpec) -> Request:
-        """Returns a client's request, on the engine's clock."""
-        arrival = max((spec.arrival_time - self._origin) * self._scale, 0.0)
-        return Request.from_spec(dataclasses.replace(spec, arrival_time=arrival))
-
-    def seconds_until(self, host: Any, time: float) -> float:
-        """Returns the real seconds from now until a time of the engine; `time_scale` of its seconds take one."""
-        return self._origin + time / self._scale - perf_counter()
-
-    def wait(self, host: Any, time: float) -> None:
-        self.tell()  # of clients that have left since the turn
-        super().wait(host, time)
-        host.sleep_until(min(time, self.now()))
-
-    def receive(self, message: Any) -> None:
-        match message:
-            case RequestSpec():
-                self.receive(self.request(message))
-            case Request():
-                self.requests.append(message)
-                super().receive(message)
-                self.adopted(message)
-            case int():
-                if request := self._live.get(message):
-                    self._engine.cancel(request)
-                elif self._router is not None:
-                    self._left.add(message)
-            case None if self._is_open:
-                super().receive(None)
-                self.give_up()
-            case _ if callable(message):
-                message()
-
-    def adopted(self, request: Request) -> None:
-        """Takes a request that is here from now on."""
-        self._live[request.id] = request
-        if request.id in self._left:
-            self._left.discard(request.id)
-            self._engine.cancel(request)
-
-    def left(self, prefilled: Prefilled) -> None:
-        """Lets a request go on elsewhere, once its first token has been told."""
-        del self._live[prefilled.request.id]
-        self._leaving.append(prefilled)
-
-    def ended(self, request: Request) -> None:
-        super().ended(request)
-        del self._live[request.id]
-        if self._router is not None:
-            self._router.put(request)
-
-    def give_up(self) -> None:
-        """Cuts all requests, ignoring further errors of a policy that has failed."""
-        left = [request for request in self._live.values() if request.status is not Status.FINISHED]
-        self.num_cut = len(left) if self.num_cut is None else self.num_cut
-        for request in left:
-            with suppress(CbatchError):
-                self._engine.cancel(request)
-
-    def report(self) -> None:
-        """Sends the results of a turn, in simulation at their time."""
-        if self._is_simulated:
-            seconds = self.seconds_until(self._engine, self._engine.now())
-            self.lag = max(self.lag, -seconds)
-            sleep(max(seconds, 0.0))
-        self.tell()
-
-    def tell(self) -> None:
-        """Sends the changes since the last call."""
-        record, state = self._engine.record, self._engine.state
-        ended, receivers = record.requests[self._num_ended :], record.receivers[self._num_steps :]
-        self._num_ended, self._num_steps = len(record.requests), len(record.steps)
-        inbox, leaving = self._engine.inbox, self._leaving
-        coming = len(inbox.wanted) + len(inbox.offered) + len(inbox.loading)
-        now = len(state.running), len(state.waiting) + coming, state.pool.num_used / state.pool.num_blocks
-        if ended or receivers or now != self._state:
-            self._state = now
-            ids = receivers[0].tolist() if receivers else []  # a turn ends one iteration at most
-            gone = [*ended, *(prefilled.request for prefilled in leaving)]
-            self._send(Turn(ids, self._tokens(ids, gone), ended, now, self._replica))
-        self._leaving = []
-        for prefilled in leaving:
-            assert self._router is not None
-            self._router.put(prefilled)
-
-    def _tokens(self, ids: list[int], ended: list[Request]) -> list[int]:
-        """Returns the newest tokens of each request, as many as its id is named."""
-        table, live = self._engine.state.table, self._live
-        if table.tokens is None or not ids:
-            return [-1] * len(ids)
-        rows = [live[id_].row if id_ in live else 0 for id_ in ids]
-        later, left = list[int](), Counter(ids)
-        for id_ in ids:
-            left[id_] -= 1
-            later.append(left[id_])  # tokens of the same request that follow
-        newest: list[int] = table.tokens[rows, table.known[rows] - 1 - later].tolist()
-        last = {request.id: request.output for request in ended if request.output}
-        return [last[id_][-1 - n] if id_ in last else token for id_, n, token in zip(ids, later, newest, strict=True)]

@@ -15,8 +15,8 @@ from traceback import walk_stack
 from typing import Any
 
 from cbatch.calls import call
+from experiments.server.clients import Inbox
 from experiments.server.engine import serve_clients
-from experiments.server.replicas import Inbox
 from experiments.server.settings import ServerSettings
 
 

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from cbatch.request import SERVED
-from experiments.server.engine import Turn
+from experiments.server.clients import Turn
 
 M = TypeVar("M", Counter, Gauge, Histogram)
 

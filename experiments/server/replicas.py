@@ -2,19 +2,13 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
 
 from cbatch import RequestSpec
 from cbatch.cluster import Cluster, LiveCluster
-
-if TYPE_CHECKING:
-    from experiments.server.engine import ClientArrivals
-
-Inbox = SimpleQueue[Any]
+from experiments.server.clients import ClientArrivals, Inbox
 
 
-def serve_replicas(cluster: Cluster, clients: Sequence["ClientArrivals"], inbox: Inbox) -> None:
+def serve_replicas(cluster: Cluster, clients: Sequence[ClientArrivals], inbox: Inbox) -> None:
     """Forwards messages to replicas, on a thread each, until the door closes, or a replica or the router fails. Raises its error."""
     with ThreadPoolExecutor(len(clients)) as threads:
         serving = [threads.submit(each.serve) for each in clients]
@@ -34,7 +28,7 @@ def serve_replicas(cluster: Cluster, clients: Sequence["ClientArrivals"], inbox:
         replica.result()
 
 
-def serve_moving(cluster: LiveCluster, clients: Sequence["ClientArrivals"], inbox: Inbox) -> None:
+def serve_moving(cluster: LiveCluster, clients: Sequence[ClientArrivals], inbox: Inbox) -> None:
     """As `serve_replicas`, where requests move. When the door closes, each open request is cancelled where it is."""
     open_, is_open = set[int](), True
     cluster.begin(clients, inbox)

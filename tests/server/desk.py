@@ -10,8 +10,8 @@ from typing import Any, cast
 from cbatch import FinishReason, Request
 from experiments.server.answers import Answer
 from experiments.server.bodies import AnyBody, CompletionBody
+from experiments.server.clients import Turn
 from experiments.server.door import Door
-from experiments.server.engine import Turn
 from experiments.server.settings import read_server_settings
 from experiments.settings.compose import compose
 

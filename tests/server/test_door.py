@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from cbatch import SLO, CbatchError, ConfigError, FinishReason, RequestSpec, Sampling
 from experiments.server.answers import describe_error
 from experiments.server.bodies import ChatBody
-from experiments.server.engine import Turn
+from experiments.server.clients import Turn
 
 
 def chunks(sent: Sequence[Mapping[str, Any]]) -> list[list[Any]]:

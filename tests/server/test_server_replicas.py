@@ -13,7 +13,7 @@ from test_turns import SIMULATED, TINY, converse, spec, until_all_ended
 from cbatch import FinishReason
 from cbatch.cluster import ClusterView
 from cbatch.request import Request
-from experiments.server.engine import Message, Turn
+from experiments.server.clients import Message, Turn
 from experiments.server.meters import Meters
 from experiments.store.tables import read_requests, read_steps
 

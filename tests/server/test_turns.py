@@ -12,9 +12,9 @@ import pytest
 from commands import PATIENCE, summary
 
 from cbatch import SLO, FinishReason, Request, RequestSpec
-from experiments.server.engine import Message, Turn, serve_clients
+from experiments.server.clients import Inbox, Message, Turn
+from experiments.server.engine import serve_clients
 from experiments.server.meters import Meters
-from experiments.server.replicas import Inbox
 from experiments.server.settings import read_server_settings
 from experiments.settings.compose import compose
 

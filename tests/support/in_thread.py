@@ -15,9 +15,9 @@ from typing import Any, TypeVar, cast
 from commands import PATIENCE
 
 from experiments.server.app import make_app
+from experiments.server.clients import Inbox
 from experiments.server.door import Door
 from experiments.server.engine import serve_clients
-from experiments.server.replicas import Inbox
 from experiments.server.settings import ServerSettings, read_server_settings
 from experiments.settings.compose import compose
 
