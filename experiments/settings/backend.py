@@ -146,10 +146,6 @@ class Backend(ABC):
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor: ...
 
-    def copies(self, sender: Any, receiver: Any) -> Callable[[Any], int]:
-        """Returns a function that copies KV blocks between two executors: see `cbatch.cluster.Moves`."""
-        raise NotImplementedError
-
     def place(self, first_gpu: int) -> AbstractContextManager[Any]:
         """Returns a context in which the executor of a replica is built, on the GPUs from this one on."""
         return nullcontext()

@@ -3,6 +3,7 @@
 Only the chosen backend's packages are loaded: a simulated run imports no torch.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -127,6 +128,10 @@ class Real(Backend):
     def facts(self, executors: Sequence[Any], cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         topology = {key: getattr(self, key) for key in ("tensor_parallel", "pipeline_stages", "replicas")}
         return {"topology": topology, **super().facts(executors, cost, asynchronous)}
+
+    @abstractmethod
+    def copies(self, sender: Any, receiver: Any) -> Callable[[Any], int]:
+        """Returns a function that copies KV blocks between two executors: see `cbatch.cluster.Moves`."""
 
     def _with_own(self, options: Options) -> Options:
         return replace(options, layers=self.sizes, tensor_parallel=self.tensor_parallel)

@@ -7,6 +7,7 @@ from typing import Any
 from cbatch import ConfigError
 from cbatch.cluster import Moves, Role
 from cbatch.sim.interpolation import PiecewiseLinear
+from experiments.settings.backends import Real
 from experiments.settings.settings import Settings
 from experiments.setup.pools import Setup
 
@@ -30,8 +31,8 @@ def moves_of(settings: Settings, setups: Sequence[Setup], roles: Sequence[Role])
     if len(sizes := {setup.kv.block_size for setup in setups}) > 1:
         stated = ", ".join(map(str, sorted(sizes)))
         raise ConfigError(f"backend.pools: blocks of {stated} tokens cannot be sent to each other; give one block_size")
-    if not backend.simulated:
-        return _real(settings, setups)
+    if isinstance(backend, Real):
+        return _real(backend, setups)
     first: Any = setups[0]
     num_gpus = sum(setup.settings.backend.num_devices for setup in setups)
     profile, block_size = first.cost.profile, first.kv.block_size
@@ -43,16 +44,16 @@ def moves_of(settings: Settings, setups: Sequence[Setup], roles: Sequence[Role])
     return Moves(block_bytes, link, transfers.push, layers, transfers.lease or inf, transfers.fair)
 
 
-def _real(settings: Settings, setups: Sequence[Setup]) -> Moves:
-    transfers = settings.backend.transfers
+def _real(backend: Real, setups: Sequence[Setup]) -> Moves:
+    transfers = backend.transfers
     if transfers.layerwise:
         problem = "backend.transfers.layerwise=true: real blocks are sent after each chunk of a prompt, not each layer"
         raise ConfigError(f"{problem}; give backend.transfers.layerwise=false")
     backends = [setup.settings.backend for setup in setups]
-    unlike = len({(backend.tensor_parallel, backend.pipeline_stages) for backend in backends}) > 1
+    unlike = len({(each.tensor_parallel, each.pipeline_stages) for each in backends}) > 1
     if unlike or any(setup.kv.num_host_blocks for setup in setups):
         problem = "backend.pools: real blocks move between equal stages and ranks, without kv.host_tokens"
         remedy = "give all pools the same tensor_parallel and pipeline_stages, and kv.host_tokens=0"
         raise ConfigError(f"{problem}; {remedy}")
     link = PiecewiseLinear((1.0,), (0.0,))
-    return Moves(0, link, transfers.push, lease=transfers.lease or inf, connect=settings.backend.copies)
+    return Moves(0, link, transfers.push, lease=transfers.lease or inf, connect=backend.copies)
