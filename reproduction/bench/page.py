@@ -26,7 +26,7 @@ FURTHER: dict[str, list[str]] = TABLES["further"]
 
 
 class Section(NamedTuple):
-    """A table. files: pattern of the results files. key: the figure's name in them. peers: the work of other engines' files."""
+    """A table. files: pattern of the results files. key: the figure's name in them. peers: the work in peers.json."""
 
     title: str
     files: str
@@ -61,10 +61,11 @@ def main(results: str = f"{RESULTS}/h100", readme: str = "") -> None:
 
 def text(folder: Path) -> str:
     """Returns the page: a section for each kind of work of which results are stored."""
-    parts = [TABLES["introduction"].strip().format(hardware=_load(min(folder.glob("*.json")))["hardware"])]
+    hardware = _load(min(folder.glob("*.json")))["hardware"]
+    parts = [TABLES["introduction"].strip().format(hardware=hardware)]
+    engines = [{"hardware": hardware, **engine} for engine in _engines(folder).values()]
     for section in (Section(**section) for section in TABLES["sections"]):
-        theirs = [_load(path) for path in sorted(folder.glob("peers/*.json"))]
-        theirs = [file for file in theirs if file["section"][0] == section.peers]
+        theirs = [engine for engine in engines if engine["section"][0] == section.peers]
         ours = [_load(path) for path in sorted(folder.glob(section.files))]
         entries = [
             Entry(", ".join([*file["section"][1:], file["row"]]), file["figures"]["value"], stamp(file), {})
@@ -79,10 +80,10 @@ def text(folder: Path) -> str:
 
 def comparison(folder: Path) -> str:
     """Returns the table of what is compared in the README: cbatch, vLLM, and the ratio of their speeds."""
-    rows = []
+    rows, engines = [], _engines(folder)
     for work, unit, ours, name in TABLES["compared"]:
         file, *keys = ours.split("/")
-        figure, theirs = _load(folder / f"{file}.json")["figures"], _load(folder / "peers" / f"vllm-{name}.json")
+        figure, theirs = _load(folder / f"{file}.json")["figures"], engines[f"vllm-{name}"]
         for key in keys:
             figure = figure[key]
         value, other = figure["median"], theirs["figures"]["value"]["median"]
@@ -90,6 +91,11 @@ def comparison(folder: Path) -> str:
         numbers = {"cbatch": number(value), f"vLLM {theirs['engine']['version']}": number(other)}
         rows.append({"": f"{work} [{unit}]", **numbers, "faster": f"{faster:.2f}x"})
     return _markdown(rows)
+
+
+def _engines(folder: Path) -> Json:
+    """Returns what other engines took on the card, by engine and work."""
+    return dict(_load(folder / "peers.json").get("engines", {}))
 
 
 def _of_file(section: Section, file: Json) -> Iterator[Entry]:

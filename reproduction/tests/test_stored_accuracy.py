@@ -10,6 +10,8 @@ import pytest
 from places import ROOT
 
 from cbatch.sim import load_profile
+from reproduction.bench.page import TABLES
+from reproduction.papers import gallery
 from reproduction.validation.compare import tables_of
 
 RESULTS = ROOT / "reproduction" / "results"
@@ -42,6 +44,20 @@ def test_a_stored_comparison_is_of_the_shipped_tables(name: str) -> None:
     """If this fails, simulate the file again, and correct the pages that state its errors; or list it as earlier."""
     profile, tables, _ = LISTED[name]
     assert tables == tables_of(load_profile(profile))
+
+
+def test_every_stored_file_is_named_by_a_document_or_a_command() -> None:
+    """By its name, by `name=`, as a figure that is made, or by a pattern of the page of measured speed; else nobody reads it."""
+    sources = [path for folder in ("docs", "reproduction", "tests/support") for path in (ROOT / folder).rglob("*.*")]
+    text = "\n".join(path.read_text() for path in sources if path.suffix in (".md", ".py", ".yaml"))
+    patterns = [f"paper/{name}.*" for name in (*gallery.names(), *gallery.landscape())]
+    patterns += ["README.md", *(section["files"] for section in TABLES["sections"])]
+    unnamed = [
+        path
+        for path in RESULTS.rglob("*.*")
+        if path.name not in text and f"name={path.stem}" not in text and not any(map(path.match, patterns))
+    ]
+    assert not unnamed
 
 
 def test_documents_name_the_tables_of_the_files_they_cite() -> None:

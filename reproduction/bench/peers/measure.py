@@ -6,6 +6,7 @@
 vLLM runs in its own environment, which needs this project's requirements beside it; transformers in this one, on cases of equal outputs.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ from cbatch import CbatchError, ModelSpec, Request
 from experiments.bench import shortened
 from experiments.settings.command_line import Count
 from experiments.settings.presets import load_spec
-from experiments.store.provenance import spread, write_benchmark
+from experiments.store.provenance import provenance, slug, spread, write_json
 from reproduction import BENCH, RESULTS
 from reproduction.bench.peers.cases import CASES, UNITS, Case, requests_of, speed
 from reproduction.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine
@@ -49,7 +50,7 @@ def main(
     attention: str = "flash_attention_4",
     folder: str = RESULTS,
 ) -> None:
-    """Measures and prints; writes peers/ENGINE-CASE.json after each case.
+    """Measures and prints; adds each case to peers.json when it has been measured.
 
     cases: beginnings of names, separated by ";". path: of the trace. attention: of transformers.
     """
@@ -78,7 +79,15 @@ def main(
             "start_seconds": start_seconds,
             "figures": {"value": values, "seconds": spread(seconds)},
         }
-        print(f"written: {write_benchmark(f'peers/{engine}-{name}', hardware, found, folder, BENCH)}", flush=True)
+        print(f"written: {store(f'{engine}-{name}', hardware, found, folder)}", flush=True)
+
+
+def store(name: str, hardware: str, found: dict[str, Any], folder: str) -> Path:
+    """Adds what was measured, with its provenance, to the engines in peers.json. Returns the path."""
+    path = Path(folder) / slug(hardware) / "peers.json"
+    engines = json.loads(path.read_text(encoding="utf-8"))["engines"] if path.is_file() else {}
+    engines[name] = provenance(BENCH) | found
+    return write_json(path, {"benchmark": "peers", "hardware": hardware, "engines": dict(sorted(engines.items()))})
 
 
 def run(
