@@ -8,7 +8,7 @@ from cbatch.runtime.gpu.energy import EnergyMeter
 from cbatch.sim.profile import Watts
 from reproduction.validation import energy, power
 from reproduction.validation.energy import QWEN, ROWS, Row, per_request, simulated
-from reproduction.validation.power import FITTED, JUDGED, fit, judge, measure, simulate
+from reproduction.validation.power import COMMON, FITTED, JUDGED, fit, judge, measure, simulate
 
 TRUE = Watts(95.0, 250.0, 5e-11, 1.6e-12, 700.0)
 
@@ -16,7 +16,7 @@ TRUE = Watts(95.0, 250.0, 5e-11, 1.6e-12, 700.0)
 @pytest.mark.long
 def test_a_known_power_is_found_in_the_runs_to_be_fitted() -> None:
     """The runs tell idle time, bytes and operations apart, also where some of them are limited; judged runs follow."""
-    runs = {name: simulate(case, "h200") for name, case in {**FITTED, **JUDGED}.items()}
+    runs = {name: simulate(case, "h200", f"model=llama-3.1-8b {COMMON}") for name, case in {**FITTED, **JUDGED}.items()}
     runs = {name: run._replace(joules=run.predict(TRUE)) for name, run in runs.items()}
     found = fit([runs[name] for name in FITTED], TRUE.idle)
     for name in ("busy", "joules_per_byte", "joules_per_flop"):

@@ -1,9 +1,10 @@
 """Joules per token of this GPU: measured, predicted from its power in other runs, and simulated.
 
     python -m reproduction.validation power
+    python -m reproduction.validation power model=qwen3-8b fitted=off name=power-held-out   # the profile's power, judged on this card
 
 The power is fitted to queued requests of equal lengths, and to a pause. The judged runs have other lengths and arrive by a Poisson process.
-power.npz keeps the seconds, bytes and operations of all iterations.
+NAME.npz keeps the seconds, bytes and operations of all iterations.
 """
 
 import time
@@ -23,13 +24,14 @@ from cbatch.results.metrics import find_window
 from cbatch.results.utilisation import Work, device_seconds, measured_energy, work_of
 from cbatch.sim import load_profile
 from cbatch.sim.profile import Watts
+from cbatch.validation import Switch
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import Run, assemble
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
 from reproduction.validation.compare import tables_of
 
-COMMON = "model=llama-3.1-8b batch=128 max_tokens=8192"
+COMMON = "batch=128 max_tokens=8192"
 LONGEST = "workload.length=2176"
 FITTED = {
     "8 decodes": "policy=orca workload.num_requests=8 workload.length=2176 workload.pd_ratio=0.0625",
@@ -68,24 +70,31 @@ class Done(NamedTuple):
 Meter = Callable[[Run], Any]
 
 
-def main(hardware: str = "", folder: str = RESULTS) -> None:
-    """Measures, prints and writes power.json. hardware: profile to simulate with; by default this card's."""
+def main(
+    hardware: str = "", model: str = "llama-3.1-8b", fitted: Switch = True, name: str = "power", folder: str = RESULTS
+) -> None:
+    """Measures, prints and writes NAME.json.
+
+    hardware: profile to simulate with; by default this card's. fitted: off takes the profile's power in place of a fit.
+    """
     import torch
 
     card = torch.cuda.get_device_name()
     profile = hardware or ("h100" if "H100" in card else "h200")
-    done, idle = measure("backend=cuda", Run.meter, {**FITTED, **JUDGED})
-    watts = fit([done[name] for name in FITTED], idle)
-    simulated = {name: simulate(case, profile) for name, case in JUDGED.items()}
-    tables = load_profile(profile)
+    tables, common = load_profile(profile), f"model={model} {COMMON}"
+    if not fitted and tables.watts is None:
+        raise ConfigError(f"hardware={profile}: states no power; omit fitted=off")
+    done, idle = measure("backend=cuda", Run.meter, {**(FITTED if fitted else {}), **JUDGED}, common)
+    watts = tables.watts if tables.watts and not fitted else fit([done[run] for run in FITTED], idle)
+    simulated = {run: simulate(case, profile, common) for run, case in JUDGED.items()}
     figures, table = judge(done, watts, simulated, tables.watts)
     heads = ["run", "W", "J per token", "fit, at measured speed", "simulated", "simulated speed", "profile's power"]
     print(tabulate(table, heads, floatfmt=".4g"))
     print(f"idle {idle:.1f} W, {watts}")
-    about = {"profile": profile, "tables": tables_of(tables), "settings": COMMON}
-    content = {**about, "watts": astuple(watts), "figures": figures}
-    written = write_benchmark("power", card, content, folder, VALIDATION)
-    kept: dict[str, Any] = {name: run.iterations for name, run in done.items()}
+    about = {"profile": profile, "tables": tables_of(tables), "settings": common}
+    content = {**about, "watts": astuple(watts), "idle": idle, "figures": figures}
+    written = write_benchmark(name, card, content, folder, VALIDATION)
+    kept: dict[str, Any] = {case: run.iterations for case, run in done.items()}
     np.savez_compressed(written.with_suffix(".npz"), **kept)
     print(f"written: {written}")
 
@@ -125,9 +134,7 @@ def fit(runs: list[Done], idle: float) -> Watts:
     return watts_of(least_squares(errors, np.ones(3), bounds=(0, np.inf)).x)
 
 
-def measure(
-    backend: str, meter: Meter, cases: Mapping[str, str], common: str = COMMON
-) -> tuple[dict[str, Done], float]:
+def measure(backend: str, meter: Meter, cases: Mapping[str, str], common: str) -> tuple[dict[str, Done], float]:
     """Serves the cases on one server; returns them, and the watts of a pause."""
     run, done = assemble(compose_run(backend, *common.split(), LONGEST), print), dict[str, Done]()
     with closing(run.server):
@@ -145,7 +152,7 @@ def measure(
     return done, float(sum(np.ptp(joules) for joules in gpus) / np.ptp(times))
 
 
-def simulate(case: str, hardware: str, common: str = COMMON) -> Done:
+def simulate(case: str, hardware: str, common: str) -> Done:
     """Returns the same requests in simulation."""
     common += f" hardware={hardware}"
     run = assemble(compose_run("backend=sim", *common.split(), LONGEST), print)
