@@ -1,0 +1,82 @@
+"""Text that repeats, whose drafts by `drafter=ngram` are accepted to a known share: a checkpoint and prompts.
+
+The model's next token is a fixed function of its last one: a permutation whose cycles have `CYCLE` tokens. A prompt is a cycle, repeated, with a
+share of misprints, so that the model continues the cycle, and drafts that were copied from a misprint are rejected. The weights that write to the
+residual stream are scaled by 1/1000, so all products are computed with random numbers and change no token.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbatch import ModelSpec, Request
+from cbatch.drafts import NgramDrafter
+
+CYCLE = 64
+SCALE = 1e-3
+
+
+class Text(NamedTuple):
+    """`number` requests of `prompt` and `new` tokens, each in a cycle of its own, while there are enough. misprints: share of the prompts."""
+
+    number: int
+    prompt: int
+    new: int
+    misprints: float = 0.0
+
+    def requests(self, vocabulary: int) -> list[Request]:
+        draw = np.random.default_rng(0)
+        cycles = draw.permutation(np.arange(self.number) % (vocabulary // CYCLE))
+        tokens = cycles[:, None] * CYCLE + np.arange(self.prompt) % CYCLE
+        wrong = draw.random(tokens.shape) < self.misprints
+        wrong[:, -NgramDrafter().max_n :] = False  # the output continues the last tokens
+        tokens[wrong] = draw.integers(0, vocabulary, int(wrong.sum()))
+        return [Request(id_, self.prompt, self.new, prompt=prompt) for id_, prompt in enumerate(tokens.tolist())]
+
+
+def next_tokens(tokens: Any) -> Any:
+    """Returns the token after each: the next of its cycle."""
+    return tokens // CYCLE * CYCLE + (tokens + 1) % CYCLE
+
+
+def wrong_share(requests: Sequence[Request]) -> float:
+    """Returns the share of output tokens that do not continue the cycle."""
+    tokens = np.array([[request.prompt[-1], *request.output] for request in requests if request.prompt])
+    return float((tokens[:, 1:] != next_tokens(tokens[:, :-1])).mean())
+
+
+def expected_outcomes(requests: Sequence[Request], k: int) -> NDArray[np.int64]:
+    """Returns drafts and accepted drafts of each verification, [verifications, 2], found by following the text with the drafter's rule."""
+    drafter, outcomes = NgramDrafter(k), []
+    for request in requests:
+        assert request.prompt is not None
+        known = np.array(request.prompt, np.int32)
+        while (left := request.max_tokens - len(known)) > 0:
+            true = known[-1] // CYCLE * CYCLE + (known[-1] + 1 + np.arange(k + 1)) % CYCLE
+            drafts = drafter.propose(known, k)[: left - 1] if len(known) > request.num_prompt_tokens else known[:0]
+            accepted = int(np.logical_and.accumulate(drafts == true[: len(drafts)]).sum())
+            if len(drafts):
+                outcomes.append((len(drafts), accepted))
+            known = np.concatenate([known, true[: accepted + 1].astype(np.int32)])
+    return np.array(outcomes, np.int64).reshape(-1, 2)
+
+
+def write_checkpoint(spec: ModelSpec, folder: Path, device: str = "cuda") -> None:
+    """Writes a checkpoint of the Llama family, made on the device, with the shape and type of `spec`."""
+    import torch
+
+    from cbatch.runtime.weights import load_model
+
+    model = load_model(spec, torch.device(device))
+    for name, weights in model.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights.mul_(SCALE)
+    embedding: Any = model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()
+    tokens = torch.arange(len(head.weight) // CYCLE * CYCLE, device=device)
+    embedding.weight.normal_(generator=torch.Generator(device).manual_seed(0))
+    head.weight.zero_()[next_tokens(tokens)] = embedding.weight[tokens] / head.weight.shape[1] ** 0.5
+    model.save_pretrained(folder)

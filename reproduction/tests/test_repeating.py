@@ -1,0 +1,62 @@
+"""Text that repeats: the checkpoint continues it by a margin that no rounding can close, and drafts are accepted to the known share."""
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from cbatch import Limits
+from cbatch.drafts import NgramDrafter
+from experiments.settings.backends import Cpu
+from experiments.settings.presets import load_spec
+from experiments.settings.servers import real_server
+from reproduction.bench.drafts import FixedDrafts
+from reproduction.repeating import CYCLE, Text, expected_outcomes, next_tokens, write_checkpoint, wrong_share
+
+
+def test_transformers_continues_the_text_in_bfloat16_by_a_margin(tmp_path: Path) -> None:
+    spec = replace(load_spec("tiny"), num_layers=8, hidden_size=256, head_dim=64, vocab_size=4096, dtype="bfloat16")
+    write_checkpoint(spec, tmp_path, "cpu")
+    factory: Any = AutoModelForCausalLM
+    model = factory.from_pretrained(tmp_path)
+    tokens = torch.tensor([request.prompt for request in Text(4, 256, 1, 0.2).requests(spec.vocab_size)])
+    with torch.inference_mode():
+        logits = model(tokens).logits.float()
+    right = torch.as_tensor(next_tokens(tokens.numpy()))[..., None]
+    others = logits.scatter(-1, right, -torch.inf).amax(-1)
+    assert (
+        logits.gather(-1, right)[..., 0] - others
+    ).min() > 0.4 * spec.hidden_size**0.5  # of 1.0 without other tokens
+
+
+@pytest.mark.parametrize("misprints", [0.0, 0.2])
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_accepted_drafts_are_those_expected(tmp_path: Path, misprints: float, k: int) -> None:
+    spec = load_spec("tiny")
+    write_checkpoint(spec, tmp_path, "cpu")
+    text = Text(6, 192, 70, misprints)
+    requests = text.requests(spec.vocab_size)
+    limits = Limits(6, 1024, 262, max_drafts=k)
+    server = replace(real_server(Cpu(), replace(spec, path=str(tmp_path)), limits), drafter=NgramDrafter(k))
+    with closing(server):
+        record = server.serve(FixedDrafts(k), requests)
+    drafts, accepted = expected_outcomes(text.requests(spec.vocab_size), k).sum(0)
+    assert sum(step.num_drafts for step in record.steps) == drafts
+    assert sum(step.num_accepted for step in record.steps) == accepted
+    assert wrong_share(requests) == 0
+
+
+def test_outcomes_by_hand() -> None:
+    """Of 70 tokens the first has no draft, 17 verifications take 4 each, and the last has no room for a draft."""
+    outcomes = expected_outcomes(Text(1, 2 * CYCLE, 70).requests(4 * CYCLE), 3)
+    assert outcomes.tolist() == [[3, 3]] * 17
+    [request] = Text(1, 2 * CYCLE, 3).requests(4 * CYCLE)
+    assert request.prompt is not None
+    request.prompt[CYCLE + 1] = (
+        4 * CYCLE - 1
+    )  # follows the earliest occurrence of the five tokens that end with the first output, 0
+    assert expected_outcomes([request], 2).tolist() == [[1, 0]]
