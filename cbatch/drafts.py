@@ -194,7 +194,7 @@ class TableDrafts(Drafts):
         return numbers
 
     def survivals(self, request: Request) -> Sequence[float]:
-        return self._shares.survivals(request.row, request.id)
+        return self._shares.survivals(request._row, request.id)
 
     @property
     def counts(self) -> NDArray[np.float64]:  # type: ignore[override]
@@ -208,7 +208,7 @@ class TableDrafts(Drafts):
 
 
 def rows_of(requests: Collection[Request]) -> Ints:
-    return np.fromiter((request.row for request in requests), np.int64, len(requests))
+    return np.fromiter((request._row for request in requests), np.int64, len(requests))
 
 
 def is_stop(request: Request, token: int, ends_text: Callable[[Request, int], bool]) -> bool:

@@ -79,7 +79,7 @@ def give(state: State, request: Request, in_flight: Iterable[Step], now: float, 
     in_flight: steps. Tokens that they sample for the request are dropped, and what they write is not sent.
     until: seconds at which the blocks here end, unless the receiver has begun to read them.
     """
-    row, num_computed, written = request.row, 0, 0
+    row, num_computed, written = request._row, 0, 0
     if request.status is Status.RUNNING:
         num_computed = state.table.computed.item(row) - state.table.drafts.item(row)
         starts = (step.start.item(step.requests.index(request)) for step in in_flight if request in step.requests)
@@ -97,8 +97,8 @@ def give(state: State, request: Request, in_flight: Iterable[Step], now: float, 
 
 def hold(state: State, request: Request, num_blocks: int, now: float) -> Moved | None:
     """Leases the first blocks of a request that is being prefilled, so that these can be sent meanwhile. None: they are not here any more."""
-    assert state.cache is not None and request.prefix is not None, "the sender of a move has a prefix cache"
-    hashes = request.prefix.hashes(num_blocks)[:num_blocks]
+    assert state.cache is not None and request._prefix is not None, "the sender of a move has a prefix cache"
+    hashes = request._prefix.hashes(num_blocks)[:num_blocks]
     return _lease(state, request, hashes, now) if state.cache.pool.num_on_device(hashes) == num_blocks else None
 
 
@@ -185,8 +185,8 @@ def adopt(state: State, request: Request) -> None:
     table.first_token_at[row], table.last_token_at[row] = request.token_times if number else (np.nan, np.nan)
     if table.tokens is not None:
         table.tokens[row, first : first + number] = request.output
-    request.table, request.row = table, row
-    request.prefix = Prefix(request, state.cache.pool, table)
+    request._table, request._row = table, row
+    request._prefix = Prefix(request, state.cache.pool, table)
     state.wait(request)
 
 

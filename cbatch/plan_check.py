@@ -276,7 +276,7 @@ def _members(requests: list[Request], state: State) -> tuple[list[Request], Ints
     rows = np.empty(len(requests), np.int64)
     if num_known:
         rows[:num_known] = decoding.rows
-    rows[num_known:] = [request.row for request in others]
+    rows[num_known:] = [request._row for request in others]
     return newcomers, rows, num_known or len(unique) - len(decoding.without(unique))
 
 

@@ -1,6 +1,6 @@
 """A request: the client's specification (`RequestSpec`), and the progress. Knows nothing about tensors, policies or executors.
 
-The counters of an admitted `Request` are in a row of a `RequestTable`, which the request reads.
+The counters of an admitted `Request` are in a row (`_row`) of a `RequestTable` (`_table`), which the request reads.
 """
 
 from collections.abc import Collection, Mapping, Reversible, Sequence
@@ -62,7 +62,7 @@ def _of_spec(name: str) -> Any:
     return read_only(f"_spec.{name}")
 
 
-_PLACE = ("__weakref__", "_arrival_time", "_spec", "prefix", "row", "status", "table")
+_PLACE = ("__weakref__", "_arrival_time", "_prefix", "_row", "_spec", "_table", "status")
 _TIMES_AND_REASONS = ("admitted_at", "finish_reason", "finished_at", "reject_reason")
 _COUNTS = ("num_cached_again", "num_cached_tokens", "num_output_tokens", "num_preemptions", "num_recomputed_tokens")
 _LOST = ("num_host_tokens", "num_lost_tokens", "num_moves", "_lost_to", "_resumed_at")
@@ -82,6 +82,8 @@ class Request:
         preemption, move or end, and num_cached_again were found in the prefix cache; the others were not needed any more.
     num_cached_tokens: tokens that the prefix cache held at the first admission; of these, num_host_tokens in host memory.
     finish_reason, reject_reason, num_output_tokens, output: set when the request ends.
+
+    Attributes that begin with an underscore belong to the engine; other modules of `cbatch` read and set them, policies do not.
     """
 
     __slots__ = (*_PLACE, *_TIMES_AND_REASONS, *_COUNTS, *_LOST, *_OUTPUT)
@@ -126,9 +128,9 @@ class Request:
         self._arrival_time = spec.arrival_time
         self.status = Status.PENDING
         self.finish_reason: FinishReason | None = None
-        self.reject_reason, self.row = "", NEVER
-        self.table: RequestColumns | None = None
-        self.prefix: Any = None  # a `kv.hashes.Prefix` with a prefix cache, until the request ends
+        self.reject_reason, self._row = "", NEVER
+        self._table: RequestColumns | None = None
+        self._prefix: Any = None  # a `kv.hashes.Prefix` with a prefix cache, until the request ends
         self.token_times: tuple[float, float] | tuple[None, None] = (None, None)  # set when the request ends
         self.output: list[int] = []  # token ids; filled when the request ends, empty in simulation
         self.num_output_tokens = self.num_preemptions = self.num_moves = self.num_recomputed_tokens = 0
@@ -183,16 +185,16 @@ class Request:
     @property
     def num_known(self) -> int:
         """Returns the prompt tokens plus the generated tokens whose values the host has."""
-        if self.table is None:
+        if self._table is None:
             return self.num_prompt_tokens + self.num_output_tokens
-        return self.table.known.item(self.row)
+        return self._table.known.item(self._row)
 
     @property
     def num_tokens(self) -> int:
         """Returns the prompt tokens plus generated tokens, including tokens in flight."""
-        if self.table is None:
+        if self._table is None:
             return self.num_prompt_tokens + self.num_output_tokens
-        return self.table.total.item(self.row)
+        return self._table.total.item(self._row)
 
     @property
     def num_new_tokens(self) -> int:
@@ -202,31 +204,31 @@ class Request:
     @property
     def first_token_at(self) -> float | None:
         """Returns when the first generated token reached the host, in seconds from the start of the run; None before."""
-        return self.token_times[0] if self.table is None else self.table.token_times(self.row)[0]
+        return self.token_times[0] if self._table is None else self._table.token_times(self._row)[0]
 
     @property
     def last_token_at(self) -> float | None:
         """Returns when the latest generated token reached the host, in seconds; None before the first token."""
-        return self.token_times[1] if self.table is None else self.table.token_times(self.row)[1]
+        return self.token_times[1] if self._table is None else self._table.token_times(self._row)[1]
 
     @property
     def num_computed(self) -> int:
         """Returns the tokens in the KV cache, including tokens in flight; for a waiting request, tokens in the prefix cache."""
-        if self.prefix is not None and self.status is Status.WAITING:
-            num_cached: int = self.prefix.num_cached
+        if self._prefix is not None and self.status is Status.WAITING:
+            num_cached: int = self._prefix.num_cached
             return num_cached
-        return 0 if self.table is None else self.table.computed.item(self.row)
+        return 0 if self._table is None else self._table.computed.item(self._row)
 
     @property
     def num_ready(self) -> int:
         """Returns the tokens that the next iteration could compute: see `RequestTable.ready`."""
-        if self.prefix is not None and self.status is Status.WAITING:
-            total = self.num_prompt_tokens if self.table is None else self.table.ready_of(self.row)
-            ready: int = total - self.prefix.num_cached
+        if self._prefix is not None and self.status is Status.WAITING:
+            total = self.num_prompt_tokens if self._table is None else self._table.ready_of(self._row)
+            ready: int = total - self._prefix.num_cached
             return ready
-        if self.table is None:
+        if self._table is None:
             return 0 if self.status is Status.FINISHED else self.num_prompt_tokens
-        return self.table.ready_of(self.row)
+        return self._table.ready_of(self._row)
 
     def __repr__(self) -> str:
         progress = f"{self.num_computed} of {self.num_tokens} computed"

@@ -206,7 +206,7 @@ class RequestSet:
         return requests.difference(self._members)
 
     def add(self, request: Request) -> None:
-        self._members[request] = request.row
+        self._members[request] = request._row
         self._rows = self._list = None
 
     def discard(self, request: Request) -> None:

@@ -60,7 +60,7 @@ class State(Queues):
 
     def holds(self, request: Request) -> bool:
         """Returns whether the request waits or runs here."""
-        return request.table is self.table or request in self.waiting
+        return request._table is self.table or request in self.waiting
 
     def admitted_rows(self) -> Ints:
         """Returns the rows of the running requests, and of those whose last token is in flight."""
@@ -68,19 +68,19 @@ class State(Queues):
             return self.running.rows
         ending = (request for requests in self._ending.values() for request in requests)
         return np.array(
-            [*self.running.rows, *(request.row for request in ending if request.table is not None)], np.int64
+            [*self.running.rows, *(request._row for request in ending if request._table is not None)], np.int64
         )
 
     def in_flight_until(self, request: Request) -> int | None:
         """Returns the last iteration in flight that computes tokens of the request, or None."""
-        if request.table is None:
+        if request._table is None:
             return None
-        last = int(self.table.scheduled_at[request.row])
+        last = int(self.table.scheduled_at[request._row])
         return last if last >= self.num_ended else None
 
     def num_gained(self, preempted: Iterable[Request], newcomers: Sequence[Request]) -> int:
         """Returns the KV blocks that preemptions free at once, minus free blocks that newcomers then find in the prefix cache."""
-        rows = [request.row for request in preempted if self.in_flight_until(request) is None]
+        rows = [request._row for request in preempted if self.in_flight_until(request) is None]
         if self.cache is None:
             return self.pool.num_gained(rows)
         return self.cache.pool.num_gained(rows, map(self.cache.found, newcomers))
@@ -95,7 +95,7 @@ class State(Queues):
             for request in newcomers:
                 self.admit(request, now)
             for place in (rows < ZERO).nonzero()[0].tolist():
-                rows[place] = plan.requests[place].row
+                rows[place] = plan.requests[place]._row
         table = self.table
         if self.cache is not None:
             self.cache.admit(plan.requests, newcomers, start, now)
@@ -139,11 +139,11 @@ class State(Queues):
         return step
 
     def admit(self, request: Request, now: float) -> None:
-        if request.table is None:
-            request.table, request.row = self.table, self.table.admit(spec_of(request))
+        if request._table is None:
+            request._table, request._row = self.table, self.table.admit(spec_of(request))
             self.fit_pool()
             if self.hands_over(request):  # it leaves `running` with its first token in flight, as by length
-                self.table.limit[request.row] = min(request.num_tokens + 1, request.max_tokens)
+                self.table.limit[request._row] = min(request.num_tokens + 1, request.max_tokens)
         super().admit(request, now)
 
     def fit_pool(self) -> None:
@@ -181,7 +181,7 @@ class State(Queues):
     def preempt(self, request: Request) -> None:
         """Frees a request's blocks and makes the request wait again; its output is kept."""
         self.leave(request)
-        row = request.row
+        row = request._row
         request.lose(self.table.computed.item(row) - self.table.drafts.item(row))
         if self.cache is not None:
             self.cache.release(request)
@@ -253,7 +253,7 @@ class State(Queues):
         for request in self._ending.pop(step.index, ()):
             if request.status is Status.FINISHED or request in done:  # by an end-of-sequence token
                 continue
-            if table.limit.item(request.row) < request.max_tokens:
+            if table.limit.item(request._row) < request.max_tokens:
                 leaving.append(request)
             else:
                 done[request] = FinishReason.LENGTH
@@ -276,13 +276,13 @@ class State(Queues):
         self.leave(request)
         if self.cache is not None:
             self.cache.end(request)
-        if request.table is None:
+        if request._table is None:
             return None
-        row = request.row
+        row = request._row
         request.count_recomputed(self.table.computed.item(row))
         request.token_times = self.table.token_times(row)
         request.num_output_tokens, request.output = self.table.close(row, request.num_prompt_tokens)
-        request.table, request.row = None, NEVER
+        request._table, request._row = None, NEVER
         return row
 
     def free_row(self, row: int) -> None:

@@ -85,10 +85,10 @@ class EngineKVView(KVView):
         return 0 if self._state.cache is None else self._state.cache.pool.num_cached
 
     def num_held(self, request: Request) -> int:
-        return self._pool.held_by(request.row) if request.table is not None else 0
+        return self._pool.held_by(request._row) if request._table is not None else 0
 
     def freed_by_preempting(self, request: Request) -> Freed:
-        number = self._pool.num_alone(request.row) if request.table is not None else 0
+        number = self._pool.num_alone(request._row) if request._table is not None else 0
         return Freed(number, 0) if self._state.in_flight_until(request) is None else Freed(0, number)
 
     def num_shared(self, request: Request) -> int:

@@ -164,7 +164,7 @@ class LiveTransfers:
                 self._in_order((replica, sent.decoder), partial(self._copy_part, replica, sent, blocks, request, held))
 
     def _is_prefilled(self, replica: int, request: Request) -> bool:
-        return request.table is self._engines[replica].state.table and self._hands_over(replica, request)
+        return request._table is self._engines[replica].state.table and self._hands_over(replica, request)
 
     def _read(self, decoder: int, loading: Loading, moved: Moved, now: float) -> None:
         pool, row, id_ = self._engines[decoder].state.pool, loading.row, loading.request.id

@@ -69,8 +69,8 @@ class PrefixCache:
     def expect(self, requests: Iterable[Request]) -> None:
         """Prepares the lookup of requests that arrive or will arrive; skips prepared requests."""
         for request in requests:
-            if request.prefix is None:
-                request.prefix = prefix = Prefix(request, self.pool, self._table)
+            if request._prefix is None:
+                request._prefix = prefix = Prefix(request, self.pool, self._table)
                 if self._looks_ahead:
                     number = request.num_prompt_tokens // self.pool.block_size
                     self.submitted.append(request.id)
@@ -82,14 +82,14 @@ class PrefixCache:
 
     def found(self, request: Request) -> Sequence[BlockHash]:
         """Returns the hashes of the blocks that a waiting request finds."""
-        prefix: Prefix = request.prefix
+        prefix: Prefix = request._prefix
         return prefix.hashes(0)[: prefix.num_found]
 
     def hashes(self, request: Request, at_most: int | None) -> Sequence[BlockHash]:
         """Returns the hashes of a waiting request's full blocks, at most the first `at_most`."""
         number = request.num_known // self.pool.block_size
         number = number if at_most is None else min(number, at_most)
-        hashes: Sequence[BlockHash] = request.prefix.hashes(number)[:number]
+        hashes: Sequence[BlockHash] = request._prefix.hashes(number)[:number]
         return hashes
 
     def num_shared(self, request: Request) -> int:
@@ -105,14 +105,14 @@ class PrefixCache:
         found = [self._admit(requests[place], num_tokens.item(place)) for place in map(requests.index, newcomers)]
         if len(self.pool.host):
             for request, hashes in zip(newcomers, found, strict=True):  # after all that is found on the device is held
-                self.pool.load(request.row, hashes)
+                self.pool.load(request._row, hashes)
 
     def _admit(self, request: Request, num_tokens: int) -> Sequence[BlockHash]:
-        pool, prefix, number = self.pool, request.prefix, num_tokens // self.pool.block_size
+        pool, prefix, number = self.pool, request._prefix, num_tokens // self.pool.block_size
         every: Sequence[BlockHash] = prefix.hashes(request.num_known // pool.block_size)  # of the prompt
         hashes = every[:number]
         on_device = pool.num_on_device(hashes) if len(pool.host) else number
-        pool.share(request.row, hashes[:on_device])
+        pool.share(request._row, hashes[:on_device])
         pool.host.hold(hashes[on_device:])
         if request.num_preemptions or request.num_moves:
             request.resume(num_tokens)
@@ -131,18 +131,18 @@ class PrefixCache:
         """Batch form of `register`, for consecutive decode steps."""
         size, full = self.pool.block_size, []
         for place, (request, tokens) in enumerate(zip(requests, num_tokens.tolist(), strict=True)):
-            hashed = self.pool.num_hashed.item(request.row)
+            hashed = self.pool.num_hashed.item(request._row)
             full += [(number * size - tokens, place, number) for number in range(hashed + 1, tokens // size + 1)]
         for _, place, number in sorted(full):
             self._register(requests[place], number)
 
     def release(self, request: Request) -> None:
         """Prepares the release of a request's blocks: hashes all full blocks, and calls the eviction's `on_release`."""
-        pool, table, row = self.pool, self._table, request.row
+        pool, table, row = self.pool, self._table, request._row
         number = min(table.computed.item(row), table.known.item(row)) // pool.block_size
         self._register(request, number)
         pool.note_holder(row, table.total.item(row))
-        call(pool.eviction, "on_release", request, request.prefix.hashes(number)[:number], pool.now)
+        call(pool.eviction, "on_release", request, request._prefix.hashes(number)[:number], pool.now)
 
     def give_up(self, sessions: Mapping[str, bool]) -> None:
         """Tells the eviction which sessions the policy gives up: see `Plan.give_up`."""
@@ -151,10 +151,10 @@ class PrefixCache:
 
     def end(self, request: Request) -> None:
         """Prepares the end of a request in any state, and forgets the request."""
-        if request.table is not None:
+        if request._table is not None:
             self.release(request)
-        request.prefix = None
+        request._prefix = None
         call(self.pool.eviction, "on_finish", request)
 
     def _register(self, request: Request, num_blocks: int) -> None:
-        self.pool.register(request.row, request.prefix.hashes(num_blocks), num_blocks)
+        self.pool.register(request._row, request._prefix.hashes(num_blocks), num_blocks)

@@ -90,8 +90,8 @@ class Prefix:
                 place = slice(place.start, min(place.stop, len(self._prompt) // size * size))
             tokens = self._prompt[place]
             tokens = np.pad(tokens, (0, place.stop - place.start - len(tokens)), constant_values=SIMULATED_TOKEN)
-        elif self._table.tokens is not None and self._request.table is not None:
-            tokens = self._table.tokens[self._request.row, place]
+        elif self._table.tokens is not None and self._request._table is not None:
+            tokens = self._table.tokens[self._request._row, place]
         elif self._table.tokens is not None:  # between two engines
             tokens = np.array([*(self._request.prompt or ()), *self._request.output], np.int32)[place]
         if tokens is not None:

@@ -120,7 +120,7 @@ class CachedReplay(Hooked):
         counts = Counter(event.received)
         earlier = Counter[int]()  # tokens of the same request
         for id_, token in zip(event.received, event.tokens, strict=False):
-            row = self._requests[id_].row
+            row = self._requests[id_]._row
             if table.tokens is not None:
                 table.tokens[row, table.known[row] + earlier[id_]] = token
             earlier[id_] += 1

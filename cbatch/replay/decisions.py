@@ -234,10 +234,10 @@ class RecordedPolicy:
         """Returns the first token of a request that was not yet returned."""
         place = self._num_received[request.id]
         self._num_received[request.id] += 1
-        if request.table is None:
+        if request._table is None:
             return request.output[place]
         assert self._state.table.tokens is not None
-        return self._state.table.tokens.item(request.row, request.num_prompt_tokens + place)
+        return self._state.table.tokens.item(request._row, request.num_prompt_tokens + place)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

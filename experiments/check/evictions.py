@@ -86,7 +86,7 @@ def _serve(eviction: Eviction, workload: Workload) -> History:
         gone = [block_hash for block_hash in changed if block_hash not in pool]
         events.extend(Event(engine.executor.now(), f"evicts {names[each]}") for each in gone)
         for request in engine.state.running:
-            hashes = request.prefix.hashes(0)[: pool.num_hashed[request.row]]
+            hashes = request._prefix.hashes(0)[: pool.num_hashed[request._row]]
             for block_hash in {*hashes} & {*gone}:
                 problems.setdefault("held", f"request {request.id} holds {names[block_hash]}, which is evicted")
 

@@ -172,7 +172,7 @@ class ClientArrivals(Posted):
         table, live = self._engine.state.table, self._live
         if table.tokens is None or not ids:
             return [-1] * len(ids)
-        rows = [live[id_].row if id_ in live else 0 for id_ in ids]
+        rows = [live[id_]._row if id_ in live else 0 for id_ in ids]
         later, left = list[int](), Counter(ids)
         for id_ in ids:
             left[id_] -= 1

@@ -118,7 +118,7 @@ def test_a_draft_is_received_if_all_before_it_are_right(guess: list[int], receiv
     )
     assert engine.view.kv.num_held(request) == held
     step, table = engine.record.steps[-1], engine.state.table
-    assert table.tokens is not None and table.tokens[request.row, :known].tolist() == [*PROMPT, 14, *received]
+    assert table.tokens is not None and table.tokens[request._row, :known].tolist() == [*PROMPT, 14, *received]
     assert (step.num_drafted, step.num_drafts, step.num_accepted) == (bool(guess), len(guess), len(received) - 1)
     assert (step.num_sampled, step.num_decode_tokens, step.num_prefill_tokens) == (len(received), 1 + len(guess), 0)
     assert engine.record.receivers[-1].tolist() == [7] * len(received)

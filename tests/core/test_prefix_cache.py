@@ -192,7 +192,7 @@ class Lost:
         engine.state.preempt = self.preempt  # type: ignore[method-assign]
 
     def preempt(self, request: Request) -> None:
-        self.of[request.id] += int(self._state.table.computed[request.row])
+        self.of[request.id] += int(self._state.table.computed[request._row])
         self._preempt(request)
 
 

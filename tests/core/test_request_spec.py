@@ -1,12 +1,17 @@
 """What a request was asked for is one record; its true output length ends it, and policies cannot see it."""
 
 from dataclasses import FrozenInstanceError
+from types import MappingProxyType, MethodType, NoneType
 
 import pytest
+from schedules import UnitCost
 
-from cbatch import SLO, Request, RequestSpec, Sampling
+from cbatch import SLO, Limits, Plan, Request, RequestSpec, Sampling, Server, Status, View
 from cbatch.facts import facts_of
+from cbatch.kv import KVSize
 from cbatch.request import spec_of
+from cbatch.sim.executor import SimExecutor
+from policies.evictions import LRU
 
 FULL = RequestSpec(
     id=3,
@@ -47,6 +52,26 @@ def test_a_request_shows_what_was_asked_for_except_its_true_length_and_when_the_
     assert hidden == []
     with pytest.raises(FrozenInstanceError):
         FULL.id = 4  # type: ignore[misc]
+
+
+class Reader:
+    """Reads every public attribute of the requests that it plans."""
+
+    def __init__(self) -> None:
+        self.kinds: set[type] = set()
+
+    def plan(self, view: View) -> Plan:
+        requests = [*view.waiting, *view.running]
+        values = [getattr(request, name) for request in requests for name in dir(request) if not name.startswith("_")]
+        self.kinds |= {type(value) for value in values if not isinstance(value, MethodType)}
+        return Plan([(request, request.num_ready) for request in requests if request.num_ready])
+
+
+def test_the_public_attributes_of_a_request_are_values_of_its_own() -> None:
+    """With a prefix cache: no table and no hashes of the engine are among them."""
+    server = Server(SimExecutor(UnitCost()), Limits(4, 16, 16), UnitCost(), KVSize(10, 2), prefix_cache=LRU())
+    server.serve(reader := Reader(), [Request(0, 4, 3), Request(1, 4, 3, slo=SLO(1.0))])
+    assert reader.kinds <= {int, float, str, bool, NoneType, tuple, list, MappingProxyType, Sampling, SLO, Status}
 
 
 @pytest.mark.parametrize(

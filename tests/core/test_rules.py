@@ -88,7 +88,7 @@ class Vandal:
 
     def plan(self, view: View) -> Plan:
         request = view.waiting[0]
-        request.row = 10**6
+        request._row = 10**6
         return Plan([(request, 8)])
 
 

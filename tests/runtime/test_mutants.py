@@ -97,7 +97,7 @@ def ends_forgotten(rig: Rig) -> None:
     """A row does not remember that its request has ended."""
     table: Any = rig.engine.state.table
     close = table.close
-    table.close = lambda request: (row := request.row, close(request), table.ended.__setitem__(row, False))
+    table.close = lambda request: (row := request._row, close(request), table.ended.__setitem__(row, False))
 
 
 def unawaited(stage: int, rig: Rig) -> None:

@@ -256,7 +256,7 @@ def test_a_request_recomputed_while_its_newest_token_is_in_flight_decodes_again(
 def check_latest_step(engine: Engine) -> None:
     """The next plan for the same requests is checked with the rows and the number of decodes of the latest step."""
     if latest := engine.state.latest:
-        assert latest.rows.tolist() == [request.row for request in latest.requests]
+        assert latest.rows.tolist() == [request._row for request in latest.requests]
         assert latest.num_decode_tokens == sum(request in engine.view.decoding for request in latest.requests)
 
 

@@ -172,11 +172,11 @@ WRONG = (
     "view.waiting[0].num_prompt_tokens = -5",
     "view.waiting[0].status = Status.FINISHED",
     "view.waiting[0].id = None",
-    "next(iter(view.running)).row = 10**6",
+    "next(iter(view.running))._row = 10**6",
     "next(iter(view.running)).status = Status.WAITING",
     "next(iter(view.running)).max_new_tokens = 0",
-    "next(iter(view.running)).table.known[:] = 10**9",
-    "next(iter(view.running)).table.computed[:] = -1",
+    "next(iter(view.running))._table.known[:] = 10**9",
+    "next(iter(view.running))._table.computed[:] = -1",
     "next(iter(view.running)).output = None",
 )
 

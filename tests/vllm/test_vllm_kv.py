@@ -156,8 +156,8 @@ class Pair:
     def note_contents(self) -> None:
         """Notes what the names of all requests stand for."""
         for request, source in self.theirs.items():
-            assert request.prefix is not None
-            names = request.prefix.hashes(len(source.block_hashes))
+            assert request._prefix is not None
+            names = request._prefix.hashes(len(source.block_hashes))
             for place in range(len(source.block_hashes), 0, -1):
                 if names[place - 1] in self.contents:
                     break
