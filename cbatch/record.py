@@ -70,7 +70,7 @@ class InFlight(NamedTuple):
 
 @dataclass
 class Life:
-    """One life of a replica, which is paid from `asked` to `closed`.
+    """One lifetime of a replica, which is paid for from `asked` to `closed`.
 
     asked, ready, draining, closed: seconds at which it was asked for, could get requests, got none any more, and had ended; inf: never.
     """
@@ -111,7 +111,7 @@ class RunRecord:
         self.replicas: list[int] = []  # that computed each step, if there are several
         self.replica_of: dict[int, int] = {}  # the replica of each request, by the request's id, if there are several
         self.pools: Sequence[str] = ()  # the name of each replica's pool, if there are pools
-        self.lives: Sequence[Life] = ()  # of all replicas, if they come and go
+        self.lives: Sequence[Life] = ()  # of all replicas, with an autoscaler
         self.transfers: Sequence[Transfer] = ()  # in the order of their ends, if replicas have roles
         self._num_taken = 0  # of the steps
 

@@ -26,7 +26,7 @@ Folder = str | PathLike[str]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Printed:
-    """What `print` and a notebook show is `text`."""
+    """A result that `print` and notebooks show as `text`."""
 
     text: str
 
@@ -87,8 +87,8 @@ def simulate(
         seeds: number of seeds, from `seed=` (0) on, each served once; returns `Replications`, and writes OUTPUT/seed=N.
         keys: any key of conf/config.yaml (`batch`, `hardware`, `model`, `seed`, `metrics={"warmup_requests": 100}`), and of the
             workload, policy (by name), backend, runtime and model the last part of a key: `rate` for
-            `workload.arrivals.rate`, `replicas` for `backend.replicas`. `requests` is `workload.num_requests`. Where two groups
-            have a key, the workload's counts, and `**{"model.path": "..."}` gives the other one.
+            `workload.arrivals.rate`, `replicas` for `backend.replicas`. `requests` is `workload.num_requests`. If several groups
+            have the key, the workload's counts, and `**{"model.path": "..."}` gives the other one.
 
     Returns:
         `summary`, the figures by group and name; `requests` and `steps`, frames; `record`, the tokens. `print` shows the figures.
@@ -149,13 +149,13 @@ def compare(
     Each policy serves the same requests as the others, once for each seed from `seed=` (0) on: differences are in pairs.
 
     Args:
-        policies: at least two, as for `simulate`. An object keeps its own seed, as a random predictor has.
+        policies: at least two, as for `simulate`. An object keeps its own seeds, such as a random predictor's.
         seeds: the number of replications.
         metric: figures of the summary, such as "ttft_seconds.p99"; by default the figures of tables.
         keys: as for `simulate`; `backend="cpu"` or `"cuda"` compares real tokens.
 
     Raises:
-        CbatchError: as `simulate`; fewer than two policies, or two that print alike; no such figure.
+        CbatchError: as `simulate`; fewer than two policies, or two with the same label; no such figure.
     """
     from experiments import compare as command  # loads pandas
     from experiments.report.labels import with_replications
@@ -201,7 +201,7 @@ def capacity(
 
     Args:
         policy, workload: as for `simulate`. With an object whose class other processes cannot import, give `cores=1`.
-        output: folder for the search, which the same call goes on with after an interruption; None: nothing is kept.
+        output: folder of the search, from which the same call resumes after an interruption; None: nothing is kept.
         keys: as for `simulate`, and those of conf/capacity.yaml: `slo` (a name or a mapping), `attainment`, `requests` (per
             replication), `replications`, `accuracy`, `cores`.
 

@@ -39,7 +39,7 @@ class Link:
         return min(end, self._begins[0][0] if self._begins else inf)
 
     def advance(self, now: float) -> list[int]:
-        """Lets time go on; returns the keys of the transfers that have ended by `now`, by time and key."""
+        """Advances to `now`; returns the keys of the transfers that have ended, by time and key."""
         ended = list[int]()
         while (at := self.next_at) <= now:
             self._run(at)

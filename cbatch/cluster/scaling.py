@@ -1,4 +1,4 @@
-"""Replicas that come and go: the phases of a replica's life, and the autoscaler that decides how many there are.
+"""Autoscaling: the phases of a replica's lifetime, and the autoscaler that decides how many replicas run.
 
 phase   closed | starting | ready | draining        | closed | ...
                | asked    | gets requests           |
@@ -35,7 +35,7 @@ class Autoscaler(Protocol):
 
 @dataclass(frozen=True)
 class Scaling:
-    """How replicas come and go. All values but `least` are seconds.
+    """How replicas start and stop. All values but `least` are seconds.
 
     autoscaler: copied for each run. What it wants at 0 s is ready at 0 s. tick: between its decisions.
     start_seconds: until a replica that was asked for is ready. least: replicas of each pool that are always there.
@@ -94,12 +94,12 @@ class Fleet:
         return self._events[0][0]
 
     def advance(self, now: float) -> None:
-        """Lets happen what is due by `now`, in the order of time, kind and number."""
+        """Carries out the events due by `now`, in the order of time, kind and number."""
         while self._events[0][0] <= now:
             at, kind, number = heappop(self._events)
             if kind == _TICK:
                 self._tick(at, number)
-            elif (life := self.lives[number]).closed == inf:  # else its start was given up
+            elif (life := self.lives[number]).closed == inf:  # otherwise its start was cancelled
                 if kind == _READY:
                     life.ready = at
                     self._views.set_phase(life.replica, Phase.READY)
@@ -145,7 +145,7 @@ class Fleet:
         return min(max(self._targets[pool], least), most)
 
     def _steer(self, pool: str, at: float, start_seconds: float | None = None) -> None:
-        """Starts closed replicas, lowest index first, or lets go those that start, then ready ones, the latest first."""
+        """Starts closed replicas, lowest index first; or cancels starts, then drains ready replicas, newest first."""
         views, target = self._views, self._targets[pool]
         lives = [self.lives[self._latest[replica]] for replica in self._pools[pool] if self._counts(replica)]
         lives.sort(key=lambda life: (views[life.replica].phase is Phase.STARTING, life.asked, life.replica))

@@ -107,7 +107,7 @@ class Transfers:
         return self._events[0][0] if self._events else inf
 
     def advance(self, now: float) -> None:
-        """Lets what is due by `now` happen."""
+        """Carries out the events due by `now`."""
         while self._events and self._events[0][0] <= now:
             at, _, replica, other, request = self._events[0]
             if request is not None:
@@ -118,7 +118,7 @@ class Transfers:
                 self._advance_link((other, replica), at)
 
     def _advance_link(self, ends: tuple[int, int], now: float) -> None:
-        """Lets time go on for a link between a sender and a receiver."""
+        """Advances the link between a sender and a receiver."""
         for id_ in self._links[ends].advance(now):
             self._arrive(id_, now)
         self._note_link(ends)

@@ -14,7 +14,7 @@ COLUMNS = (
     *("replica", "pool", "asked", "ready", "draining", "closed", "requests", "prompt_tokens", "output_tokens"),
     *("paid_seconds", "dollars", "dollars_per_request", "dollars_per_million_tokens"),
 )
-"""Of replicas.csv, which has a row for each life of a replica."""
+"""Of replicas.csv, which has a row for each lifetime of a replica."""
 
 
 def paid_shares(lives: Sequence[Life], window: Window, num_replicas: int) -> Floats:
@@ -44,7 +44,7 @@ def cost(dollars_per_hour: float, window: Window, throughput: Mapping[str, float
 
 
 def balance(run: Gathered, window: Window, num_replicas: int) -> Figures:
-    """Returns how the whole run's requests are spread over the replicas and, if these come and go, the replica-seconds of the window."""
+    """Returns how the whole run's requests are spread over the replicas and, with an autoscaler, the replica-seconds of the window."""
     counts = np.bincount(np.array([*run.replica_of.values()], int), minlength=num_replicas)
     spread: Figures = {"least_requests": int(counts.min()), "most_requests": int(counts.max())}
     if not run.lives:

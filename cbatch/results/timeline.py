@@ -6,7 +6,7 @@
     copies out                | download 0 |
     requests  | queued | prefill | decode ...
     blocks copied     | 0 |             KV blocks from and to host memory, if the cache has some there
-    replicas  | starting | ready       | draining |    if they come and go
+    replicas  | starting | ready       | draining |    with an autoscaler
     counters  tokens of an iteration; KV blocks held, requests running and waiting
 
 The device has one lane per pipeline stage of real tokens; with several replicas, host and device have one per replica. The file is

@@ -2,8 +2,7 @@
 
 The survival S_i is the share of verifications that accept draft i, and so all before it. Each position of each request has one uniform
 number u, made from (seed, request, position) alone. Where the newest token has position p, draft i is a guess of the token at p + i: if
-the drafts before it are accepted, it is as well if u(p + i) < S_i / S_(i-1). So every policy meets the same numbers, and a position
-decides once: after a rejection, the base token takes the position.
+the drafts before it are accepted, it is as well if u(p + i) < S_i / S_(i-1). So every policy faces the same numbers, and a position decides once: after a rejection, the base token takes the position.
 """
 
 from collections.abc import Sequence
@@ -46,7 +45,7 @@ class SurvivalsDrafter(Drafter):
         """
         Args:
             survivals: of draft 1, 2, ...
-            alpha: in place of survivals: with which each draft is accepted if those before it were.
+            alpha: instead of survivals: the probability that a draft is accepted if those before it were.
             max_drafts: of a request in an iteration; None: as many as there are survivals, or 8.
             layers: of a drafter that otherwise has the model's shape, as EAGLE's and MTP's; 0: its passes take no time.
             parallel: all drafts of a request in one pass, as DSpark's; else one pass for each.

@@ -16,8 +16,8 @@ from experiments.store.runs import read_runs
 
 _READING = (
     "Load: the request rate over the highest that any policy can sustain (B3). attained: share of the requests that meet all "
-    "of their objectives, mean and ± half of the 95% interval over replications; best: cannot be told apart from the best "
-    "policy of the cell, paired by replication, which is weak evidence with few. latency / bound: mean end-to-end latency over "
+    "of their objectives, mean and ± half of the 95% interval over replications; best: does not differ significantly from the best "
+    "policy of the cell, paired by replication, which is weak evidence with few replications. latency / bound: mean end-to-end latency over "
     "what no policy can beat (B6). The ranking's means have no interval."
 )
 

@@ -202,7 +202,7 @@ class Search:
             self.most = self.goal.replications(self.requests)
         if 4 * warmup > self.requests:
             recorded = self.goal.recorded
-            few = f"give a longer trace than of {recorded} requests, or " if recorded else ""
+            few = f"give a trace of more than {recorded} requests, or " if recorded else ""
             problem = f"the first and last {warmup} do not count (5 mean residence times), which leaves too few"
             raise ConfigError(f"requests={self.requests}: {problem}; {few}give requests={6 * warmup} or more")
         return warmup

@@ -14,7 +14,7 @@ BLOCK = 4
 
 _CHATS, _MOST_BLOCKS, _MOST_OUTPUT = 3, 4, 9
 _LONGEST = (_MOST_BLOCKS + 1) * BLOCK + _MOST_OUTPUT
-_REPEATS = 5  # runs of a workload, before another future counts as the reason for another decision
+_REPEATS = 5  # runs of a workload that must agree before a changed future is blamed for a changed decision
 _SHOWN = 30  # decisions of a counterexample's text; earlier ones are left out
 
 LIMITS = Limits(3, 100, _LONGEST, tile=1)

@@ -1,4 +1,4 @@
-"""Draws the replicas of a run that come and go, over time."""
+"""Draws the replicas of an autoscaled run over time."""
 
 from pathlib import Path
 
@@ -21,13 +21,13 @@ _BINS = 60
 def draw(folder: Path, look: Look = PLAIN) -> Figure:
     """Draws the replicas that are paid and those that are ready, by pool, and the requests that arrive per second.
 
-    Raises ConfigError if there is no finished run, several, or one whose replicas do not come and go.
+    Raises ConfigError if there is no finished run, several, or one without an autoscaler.
     """
     shown = load_runs(folder, look, 1)
     run = shown.iloc[0]
     is_scaled = "autoscale" in run and (Path(run["folder"]) / REPLICAS).is_file()
     if not is_scaled or run["summary"]["replicas"].get("lives") is None:
-        raise ConfigError(f"{run['folder']}: its replicas do not come and go; choose a run with autoscale=")
+        raise ConfigError(f"{run['folder']}: its number of replicas never changes; choose a run with autoscale=")
     lives, arrivals = read_replicas(run["folder"]), read_requests(run["folder"])["arrival"]
     end = float(read_requests(run["folder"])["last_token"].max())
     figure, [[above], [below]] = new_figure(2, 1, 3.4, ratios=(2, 1), sharex=True)

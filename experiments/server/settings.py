@@ -76,5 +76,5 @@ def read_server_settings(composed: Composed) -> ServerSettings:
     if settings.stream or settings.bounds:
         raise ConfigError("stream, bounds: need a workload known in advance; give false")
     if settings.autoscale is not None:
-        raise ConfigError("autoscale: replicas of a server neither come nor go; leave it out")
+        raise ConfigError("autoscale: a server's number of replicas is fixed; leave it out")
     return ServerSettings(**vars(settings), server=server)

@@ -44,7 +44,7 @@ Pools = Annotated[Mapping[str, Pool], Give("pools by name, as in {large: {replic
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Scaling(Described):
-    """How replicas come and go under `autoscale`: see `cbatch.cluster.Scaling`."""
+    """How replicas start and stop under `autoscale`: see `cbatch.cluster.Scaling`."""
 
     tick: Annotated[float, positive("seconds")] = 15.0
     start_seconds: Annotated[float, not_negative("seconds")] = 240.0
@@ -79,7 +79,7 @@ class Backend(ABC):
     replicas: copies of the model, each with its own queue. router: assigns requests to them: a name in
         `policies.routers.ROUTERS`, or an object with the method of `cbatch.cluster.Router`.
     pools: unlike replicas, by the name of their pool. staleness: seconds until the router can read a replica's report.
-    scaling: how replicas come and go, where an autoscaler is chosen. transfers: between replicas of pools with roles.
+    scaling: how replicas start and stop, if there is an autoscaler. transfers: between replicas of pools with roles.
     role: of a pool's replicas.
     """
 

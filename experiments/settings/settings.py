@@ -220,7 +220,7 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
     backend = _backend(config["backend"], chosen)
     if "autoscale" in config and backend.replicas == 1:
         remedy = "give backend.replicas=, the most that there may be"
-        raise ConfigError(f"autoscale: one replica neither comes nor goes; {remedy}")
+        raise ConfigError(f"autoscale: needs several replicas to start and stop; {remedy}")
     unnamed = "hardware" not in composed.given() and root.hardware == Cuda.predicts_with
     if unnamed and isinstance(backend, Cuda) and (profile := profile_of_gpu()):
         with suppress(ProfileError):  # it lacks the links of several GPUs

@@ -43,7 +43,7 @@ def read_requests(folder: str | Path) -> pd.DataFrame:
 
 
 def read_replicas(folder: str | Path) -> pd.DataFrame:
-    """Reads one row per life of a replica, in the order in which they were asked for. Times are seconds; NaN: did not happen."""
+    """Reads one row per lifetime of a replica, in the order in which they were asked for. Times are seconds; NaN: did not happen."""
     return pd.read_csv(_file(folder, REPLICAS), keep_default_na=False, na_values=dict.fromkeys(COLUMNS[2:], ""))
 
 

@@ -1,4 +1,4 @@
-"""The same number of replicas at all times: what a rule that scales is compared with."""
+"""A constant number of replicas: the baseline of rules that scale."""
 
 from cbatch import ConfigError
 from cbatch.cluster import ClusterView

@@ -1,7 +1,7 @@
 """llm-d's workload variant autoscaler, version 1: one replica more or fewer by the spare KV cache and queue of unsaturated replicas.
 
-A replica is saturated with a KV share of at least `kv` or `queue` waiting requests. Spare is what the others lack to these limits, on
-average; without others it is 0. Below either trigger the cheapest pool gets a replica more. If the spare would stay at the triggers
+A replica is saturated with a KV share of at least `kv` or `queue` waiting requests. Spare is the others' mean distance to these
+limits; without others it is 0. Below either trigger the cheapest pool gets a replica more. If the spare would stay at the triggers
 with one unsaturated replica fewer, at least two being there, the dearest pool gets one fewer. Ties go by the pool's name. Nothing is
 decided while a replica starts, or the numbers are not those that were wanted. Signals are the largest values of the last minute.
 

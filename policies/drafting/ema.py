@@ -18,7 +18,7 @@ WEIGHT, WARM_UP, INTERVAL, RISE, DROP = 0.2, 10, 5, -0.5, -0.5
 HYSTERESIS = -0.25  # of a step down
 
 SGLANG = {1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}
-"""SGLang's candidates by the smallest batch; only the first have the hysteresis there, others of one's own all do."""
+"""SGLang's candidates by the smallest batch; in SGLang only the first have the hysteresis, a user's own all do."""
 
 
 class Ema(DraftingRule):

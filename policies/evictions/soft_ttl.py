@@ -24,7 +24,7 @@ class SoftTTL(Eviction):
     dynamic = True
 
     def __init__(self, ttl: float | TimeToLive) -> None:
-        """ttl: seconds, or what says them for each request. Raises ConfigError below 0."""
+        """ttl: seconds, or an object that returns them for each request. Raises ConfigError below 0."""
         if not isinstance(ttl, TimeToLive) and ttl < 0:
             raise ConfigError(f"ttl={ttl} must be at least 0 seconds")
         self.ttl = ttl

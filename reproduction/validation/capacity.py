@@ -2,8 +2,8 @@
 
 A capacity is the highest rate at which a share of the requests (`attainment`) meet `ttft` and `tbt`, on one stretch of a trace:
 its lengths in their order, with Poisson arrivals that a rate only stretches. It is searched in simulation; then the same requests
-are served with real tokens at `shares` of it. `experiments.capacity` gives the interval over many stretches. Runs of other
-requests, queued, tell the speed of the card: with it the same is simulated once more.
+are served with real tokens at `shares` of it. `experiments.capacity` gives the interval over many stretches. Queued runs of other
+requests give the speed of the card, at which everything is simulated once more.
 """
 
 import os

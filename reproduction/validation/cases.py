@@ -1,6 +1,6 @@
 """The cases by which simulation is validated: workloads, each under several policies, served and then simulated.
 
-No case had a part in building the profile: rows of the trace, arrivals and policies are others.
+No case was used to build the profile: rows of the trace, arrivals and policies differ.
 """
 
 import sys

@@ -76,7 +76,7 @@ def simulate(run: ServedRun, profile: Profile, requests: Sequence[Request] | Non
 def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
     """Returns figures and relative errors by case and policy, the median and the largest errors.
 
-    Runs of several cards are told apart by the end of their case's name (`on_card`).
+    Of several cards, the names of cases end with the card (`on_card`).
     """
     cases: dict[str, dict[str, Any]] = {}
     for run, simulated, ranks, nudged in pairs:

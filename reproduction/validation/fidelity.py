@@ -3,7 +3,7 @@
 Commands are in the README beside this file.
 
 Real runs are kept in a file, to which later ones are added (`cases=` chooses). Besides the figures of each run, every
-iteration of the real ones is predicted from its shape, which tells errors of the cost model from errors in the order of
+iteration of the real ones is predicted from its shape, which separates errors of the cost model from errors in the order of
 events.
 """
 
@@ -143,7 +143,7 @@ def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:
 def errors_at_card_speed(runs: Sequence[ServedRun], profile: Profile) -> dict[str, dict[str, float]]:
     """Returns the errors of runs whose requests arrive over time, simulated at the speed of their card, by figure; `missed` exceed the target.
 
-    A card's speed is told by its runs of the same model whose requests all wait at the start. Those are not judged.
+    A card's speed is estimated from its queued runs of the same model, which are not judged.
     """
     cards: dict[tuple[str, str], list[ServedRun]] = defaultdict(list)
     for run in runs:

@@ -3,7 +3,7 @@
     python -m reproduction.validation jobs hardware=h200 traces=FOLDER                        # on a GPU; FOLDER has the published traces
     python -m reproduction.validation jobs measured=reproduction/results/h200/jobs.json traces=FOLDER   # simulates its runs again
 
-No run had a part in the profile. The size of the cache is a multiple of the working set: the most tokens that sessions hold at once, simulated
+No run was used to build the profile. The size of the cache is a multiple of the working set: the most tokens that sessions hold at once, simulated
 without limit. Agents are the recorded ones of `workload=traces/agents`, with a twentieth of the tokens, at most 6,144, and short pauses.
 """
 

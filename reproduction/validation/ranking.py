@@ -1,15 +1,15 @@
-"""How often simulation names the winner that reality names, over all pairs of settings that one card served, and what trusting it costs.
+"""How often simulation picks the winner of the real runs, over all pairs of settings that one card served, and what trusting it costs.
 
     python -m reproduction.validation ranking
 
 It needs no GPU: measured and simulated figures are those of the files in `measured`. Three tables: pairs of policies at equal load, by how far
 apart they were measured; the same pairs by figure; pairs that differ in load, too. A pair is decided if it differs by more than the noise: the
 largest difference between repeats of one setting, by the same card or another. Without repeats the noise is unknown, and no pair is decided.
-Simulation names a winner if no change of all iteration times of either run by up to 1% makes them meet. The regret is the measured figure of the
+Simulation names a winner if it stays the winner when all iteration times of either run change by up to 1%. The regret is the measured figure of the
 setting that simulation prefers over the better one's, minus 1; it counts undecided pairs, too.
 
-The baseline, `elsewhere`, needs no simulation: it names the policy that won most pairs of these two policies in other sittings, a sitting being a
-card and a file; `other loads` also leaves out pairs of the same load and requests there, which another sitting has merely repeated.
+The baseline, `elsewhere`, needs no simulation: it names the policy that won most pairs of these two policies in other sessions, a session being a
+card and a file; `other loads` also leaves out pairs of the same load and requests there, which another session has merely repeated.
 """
 
 import json
@@ -45,7 +45,7 @@ def main(measured: tuple[str, ...] = ()) -> None:
     sittings, policies = (alone[name].nunique() for name in ("sitting", "policies"))
     number = alone.groupby("figure").size().max()
     print(
-        f"{policies} pairs of policies at equal load, served in {sittings} sittings: {number} pairs of runs, each by up to six figures"
+        f"{policies} pairs of policies at equal load, served in {sittings} sessions: {number} pairs of runs, each by up to six figures"
     )
     apart = pd.cut(alone["apart"], [0, *SEPARATIONS, np.inf], right=False).rename("apart")
     kinds: dict[str, Any] = {"figure": "size", **dict.fromkeys(("right", *BASELINES), "mean")}

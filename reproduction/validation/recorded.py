@@ -3,8 +3,8 @@
     python -m reproduction.validation recorded measured=judged capacity=24.1 hardware=h100-vllm,h100 rivals=FILE.csv
     python -m reproduction.validation recorded measured=vllm-serving.json hardware=h200-vllm     # what `vllm bench serve` reports
 
-A recording (docs/vllm.md) says what vLLM computed in each iteration, when that ended, and when each request came: when the scheduler received
-it, less `extra.waited`. The client is no part of a latency. A recording holds one run or several, with pauses between them.
+A recording (docs/vllm.md) says what vLLM computed in each iteration, when that ended, and when each request arrived: the time at which the scheduler received
+it, minus `extra.waited`. Latencies exclude the client. A recording holds one run or several, with pauses between them.
 """
 
 import json

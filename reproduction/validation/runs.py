@@ -46,6 +46,8 @@ class Watched:
 @dataclass(frozen=True, eq=False)
 class ServedRun:
     """
+    A served run, as it is kept and compared.
+
     settings: what was served and how: case, policy, model, batch, max_tokens, longest, num_blocks, block_size; tiers:
         objectives (ttft, tbt, total) by tier.
     figures: see `figures`.

@@ -4,7 +4,7 @@
     python -m reproduction.validation sessions measured=reproduction/results/h100/sessions.json                 # simulates its runs again
     python -m reproduction.validation sessions measured=reproduction/results/h100/sessions.json slower=1.02 folder=/tmp   # were iterations 2% longer
 
-Conversations arrive at random. A turn comes some seconds after the answer before, and its prompt holds that answer. No run had a part in the
+Conversations arrive at random. A turn comes some seconds after the answer before, and its prompt holds that answer. No run was used to build the
 profile. The load is a share of the requests per second that simulation sustains when all conversations come at once, with the same cache; the
 size of the cache is a multiple of the working set: the mean tokens of the conversations that have begun and not ended, simulated without limit.
 """
@@ -193,7 +193,7 @@ def main(
     for row in rows:
         rate, num_blocks = row["conversations per second"], row["kv_tokens"] // kv.block_size
         setting = Setting(rate, number, seed, row["policy"], row["eviction"], num_blocks)
-        row["simulated"], *nudged = (  # in seconds of which each is `times` ones
+        row["simulated"], *nudged = (  # in units of `times` seconds
             figures(serve(simulated, setting._replace(rate=rate * times, pause=PAUSE / times)), times)
             for times in (slower, *(slower * nudge for nudge in NUDGES))
         )

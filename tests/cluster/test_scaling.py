@@ -251,4 +251,4 @@ def test_a_run_is_paid_for_what_was_there(tmp_path: Path) -> None:
     spans = [(event["tid"], event["name"]) for event in lanes if event.get("pid") == 7 and event["ph"] == "X"]
     assert {name for _, name in spans} == {"starting", "ready", "draining"}
     refused = command("run", "policy=orca", *work, *keys[:2], cwd=tmp_path)
-    assert refused.returncode == 2 and "autoscale: one replica neither comes nor goes" in refused.stderr
+    assert refused.returncode == 2 and "autoscale: needs several replicas to start and stop" in refused.stderr

@@ -29,7 +29,7 @@ def test_replicas_are_drawn_as_they_came_and_went(tmp_path: Path) -> None:
     assert ready[:4] == [[0, 1], [30, 2], [60, 1], ready[3]] and paid[:2] == [[0, 1], [20, 2]]
     assert 60 <= paid[2][0] < 62 and paid[2][1] == 1 and paid[-1][0] == ready[-1][0] > 80
     assert [line.get_label() for line in above.get_lines()] == ["paid", "ready"] and not below.get_lines()
-    with pytest.raises(ConfigError, match="its replicas do not come and go"):
+    with pytest.raises(ConfigError, match="its number of replicas never changes"):
         replicas.draw(write_run(tmp_path / "other"))
 
 

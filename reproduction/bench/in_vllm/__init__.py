@@ -1,1 +1,1 @@
-"""vLLM with and without a policy, on one engine in one sitting."""
+"""vLLM with and without a policy, on one engine in one session."""
