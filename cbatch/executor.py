@@ -33,6 +33,7 @@ class Step:
     num_batch_tokens: tokens of the batch. num_decode_tokens: number of requests with only their newest token left.
     pad_to: number of tokens to pad the batch to, at least num_batch_tokens.
     table, pool: token values and block tables. They are live: an executor reads them inside `launch` and never later.
+    num_found: tokens that the requests which it admits found in the prefix cache.
     copies: of KV blocks between host memory and device, before the iteration; None: none.
     drafts: drafts of each request, int64, which are the last of its `num_tokens`; None: no request has any. Their values are in `table`.
     within: place of each row of `split` among those of its request; None elsewhere.
@@ -52,6 +53,7 @@ class Step:
     table: RequestTable
     pool: BlockPool
     note: str = ""
+    num_found: int = 0
     copies: Copies | None = None
     drafts: Ints | None = None
     within: Ints | None = None
@@ -63,7 +65,7 @@ class Step:
         _, num_decodes, context, num_padding, num_shared = self.shape()
         shape = BatchShape((), num_decodes, context + num_times * num_decodes, num_padding, num_shared)
         index, start = self.index + num_times, self.start + num_times
-        return replace(self, index=index, start=start, copies=None, known_shape=shape, known_seconds=None)
+        return replace(self, index=index, start=start, num_found=0, copies=None, known_shape=shape, known_seconds=None)
 
     @property
     def first_rows(self) -> Ints:

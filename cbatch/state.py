@@ -89,16 +89,14 @@ class State(Queues):
 
     def apply(self, checked: CheckedPlan, now: float) -> Step:
         """Carries out a checked, nonempty plan."""
-        plan, newcomers, rows, num_tokens, end, taking, num_blocks, *_, counters, drafts = checked
-        known, total, start = counters
+        plan, newcomers, rows, num_tokens, end, taking, num_blocks, *_, (known, total, start), drafts = checked
         if newcomers:
             for request in newcomers:
                 self.admit(request, now)
             for place in (rows < ZERO).nonzero()[0].tolist():
                 rows[place] = plan.requests[place]._row
         table = self.table
-        if self.cache is not None:
-            self.cache.admit(plan.requests, newcomers, start, now)
+        num_found = self.cache.admit(plan.requests, newcomers, start, now) if self.cache is not None else 0
         if num_blocks:
             self.pool.extend_each(rows[taking], num_blocks)
         if self.cache is not None:
@@ -122,6 +120,7 @@ class State(Queues):
             table=table,
             pool=self.pool,
             note=plan.note,
+            num_found=num_found,
             drafts=drafts,
         )
         if self.cache is not None:
@@ -140,7 +139,8 @@ class State(Queues):
 
     def admit(self, request: Request, now: float) -> None:
         if request._table is None:
-            request._table, request._row = self.table, self.table.admit(spec_of(request))
+            request._row = self.table.admit(spec_of(request), request._prefix and request._prefix.prompt)
+            request._table = self.table
             self.fit_pool()
             if self.hands_over(request):  # it leaves `running` with its first token in flight, as by length
                 self.table.limit[request._row] = min(request.num_tokens + 1, request.max_tokens)

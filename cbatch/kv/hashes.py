@@ -37,11 +37,11 @@ def prompt_hashes(request: Request, block_size: int) -> Sequence[BlockHash]:
 
 
 class Prefix:
-    """The hashes of one request's blocks, made on demand."""
+    """The hashes of one request's blocks, made on demand. prompt: its tokens; None where their values do not matter."""
 
     def __init__(self, request: Request, pool: PrefixPool, table: RequestTable) -> None:
         self._request, self._pool, self._table = request, pool, table
-        self._prompt = None if request.prompt is None else np.asarray(request.prompt, np.int32)
+        self.prompt = None if request.prompt is None else np.asarray(request.prompt, np.int32)
         size, spec = pool.block_size, spec_of(request)
         self._num_parts = max(spec.hash_block // size, 1)  # blocks of a hash id
         self._trace_ids = spec.prefix_hashes if spec.hash_block else ()
@@ -85,10 +85,10 @@ class Prefix:
         """Returns the next hashes: as many as are made at once."""
         index, size = len(self._hashes), self._pool.block_size
         place, tokens = slice(index * size, num_blocks * size), None
-        if self._prompt is not None and (self._table.tokens is None or place.start + size <= len(self._prompt)):
+        if self.prompt is not None and (self._table.tokens is None or place.start + size <= len(self.prompt)):
             if self._table.tokens is not None:
-                place = slice(place.start, min(place.stop, len(self._prompt) // size * size))
-            tokens = self._prompt[place]
+                place = slice(place.start, min(place.stop, len(self.prompt) // size * size))
+            tokens = self.prompt[place]
             tokens = np.pad(tokens, (0, place.stop - place.start - len(tokens)), constant_values=SIMULATED_TOKEN)
         elif self._table.tokens is not None and self._request._table is not None:
             tokens = self._table.tokens[self._request._row, place]

@@ -66,7 +66,7 @@ class SimExecutor(Executor):
         drafter = None if step.drafts is None else self.drafter
         if drafter is not None:
             times = times._replace(embedding=times.embedding + drafter.seconds_of(step))
-        self._advance(self._now + self.host.of(len(step.requests)), Cause.HOST)
+        self._advance(self._now + self.host.of(len(step.requests), step.num_found), Cause.HOST)
         is_eager = eager_seconds and shape.chunks and self._profile.is_eager(shape)
         launched = self._now + (eager_seconds if is_eager else 0.0)
         blocks = None if step.copies is None else self._copy(step, step.copies)
@@ -185,9 +185,10 @@ class PlanningExecutor(SimExecutor):
 
     def launch(self, step: Step) -> Span:
         """Launches a step after its planning time. Leaps never replace this method: a real engine plans every iteration."""
-        could_begin = max(self._now + self.host.of(len(step.requests)), self._stages.free_at)
+        host = self.host.of(len(step.requests), step.num_found)
+        could_begin = max(self._now + host, self._stages.free_at)
         self._advance(self._now + self._latest_plan, Cause.HOST)
-        begins = max(self._now + self.host.of(len(step.requests)), self._stages.free_at)
+        begins = max(self._now + host, self._stages.free_at)
         self.num_plans += 1
         self.planning_seconds += self._latest_plan
         self.delay_seconds += begins - could_begin

@@ -43,15 +43,17 @@ OF_LAYERS = ("linear", "other", "chunks", "decodes", "mixed_decodes", "exchange"
 class HostTime:
     """Host seconds of an iteration: plan, pack, launch and absorb.
 
+    seconds_per_found_token: of each token that an admitted request finds in the prefix cache: its tokens are copied, and hashed by block.
     eager_seconds: added if operations are launched one by one, without a captured graph, while the device computes.
     """
 
     seconds: HostSeconds
     seconds_per_request: HostSeconds = 0.0
     eager_seconds: HostSeconds = 0.0
+    seconds_per_found_token: HostSeconds = 0.0
 
-    def of(self, num_requests: int) -> float:
-        return self.seconds + self.seconds_per_request * num_requests
+    def of(self, num_requests: int, num_found: int = 0) -> float:
+        return self.seconds + self.seconds_per_request * num_requests + self.seconds_per_found_token * num_found
 
 
 HostTimes = Annotated[Mapping[Loop, HostTime], Field(min_length=2)]

@@ -2,35 +2,43 @@
 
 In the synchronous loop the host time is the device's pause between two iterations: tokens are downloaded and absorbed, and the
 next iteration is planned, packed, uploaded and launched. In the asynchronous loop it is the host's work per iteration, without
-waiting; longer iterations of the device hide this work. Both are measured on decodes, replayed from graphs. The extra time of
-launching operation by operation is measured separately.
+waiting; longer iterations of the device hide this work. Both are measured on decodes, replayed from graphs. The extra times of
+launching operation by operation, and of prompts that the prefix cache holds, are measured separately.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import get_args
 
 import numpy as np
 from scipy.optimize import nnls
 
-from cbatch import Server
+from cbatch import Request, Server
+from cbatch.arrivals import Listed
 from cbatch.sim import HostTime
 from cbatch.sim.measured import HostTimes
 from cbatch.sim.provenance import Loop
 from experiments.profile.batches import prompts
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.settings.servers import equal_requests
+from policies.chunking import Fixed
+from policies.evictions import LRU
 from policies.prefill_first import PrefillFirst
+from policies.sarathi_serve import SarathiServe
 
 PROMPT, NEW = 16, 48
-_ATTEMPTS = 5
+_ATTEMPTS, _REPEATS = 5, 9
+_ONE_BY_ONE = 10**6
+"""Iterations between arrivals. A request arrives when its iteration comes, or sooner if nothing is left to compute."""
 
 
 def host_times(server: Server, laboratory: Laboratory, vocabulary_size: int, captured: int) -> HostTimes:
     """Returns the host times of both loops. captured: most tokens of an iteration with a graph; 0 without graphs."""
     eager = eager_seconds(laboratory, captured) if captured else 0.0
     times = {loop: _host_time(server, vocabulary_size, loop == "async") for loop in get_args(Loop)}
+    extra = round(eager, 5), round(found_seconds(server, vocabulary_size), 12)
     return {
-        loop: HostTime(round(time.seconds, 7), round(time.seconds_per_request, 10), round(eager, 5))
+        loop: HostTime(round(time.seconds, 7), round(time.seconds_per_request, 10), *extra)
         for loop, time in times.items()
     }
 
@@ -55,6 +63,23 @@ def eager_seconds(laboratory: Laboratory, captured: int) -> float:
     if not laboratory.holds(eager):
         return 0.0
     return max(laboratory.launch_seconds(eager) - laboratory.launch_seconds(replayed), 0.0)
+
+
+def found_seconds(server: Server, vocabulary_size: int) -> float:
+    """Returns the host seconds per token that a prompt finds in the prefix cache: launches with a long prompt take longer than with a short one."""
+    server, limits, launches = replace(server, prefix_cache=LRU()), server.limits, {}
+    for length in (server.kv.block_size + 1, min(limits.max_request_tokens, server.kv.num_tokens) - 1):
+        prompt = np.random.default_rng(0).integers(0, vocabulary_size, length).tolist()
+        requests = [Request(number, length, 1, prompt=prompt) for number in range(1 + _REPEATS)]
+        arrivals = Listed(requests, {number: number * _ONE_BY_ONE for number in range(1, 1 + _REPEATS)})
+        steps = server.serve(SarathiServe(Fixed(limits.max_tokens)), arrivals).steps
+        begins = {request.admitted_at for request in requests[1:]}
+        times = [step.launched_at - step.planned_at for step in steps if step.planned_at in begins]
+        launches[requests[-1].num_cached_tokens] = min(
+            times
+        )  # other work on the machine hides the difference of medians
+    (few, least), (many, most) = launches.items()
+    return max(most - least, 0.0) / (many - few)
 
 
 def _medians(server: Server, vocabulary_size: int, asynchronous: bool) -> dict[int, float]:

@@ -69,6 +69,9 @@ class Clockwork:
     def wait(self, in_flight: StepResult) -> StepResult:
         return in_flight
 
+    def restart(self) -> None:
+        pass
+
     def now(self) -> float:
         return self.clock
 
@@ -242,6 +245,15 @@ def test_what_launching_without_a_graph_adds_is_measured() -> None:
     lab = lab_of(Launching())
     assert host.eager_seconds(lab, CAPTURED[-1]) == pytest.approx(0.02)
     assert host.eager_seconds(lab, LIMITS.max_tokens) == 0  # nothing runs without a graph
+
+
+def test_tokens_that_a_prompt_finds_are_measured_at_their_launch() -> None:
+    class Admitting(Clockwork):
+        def launch(self, step: Step) -> StepResult:
+            self.clock += 0.001 + 2e-6 * step.num_found
+            return StepResult(None, self.clock, self.clock)
+
+    assert host.found_seconds(server(Admitting()), 512) == pytest.approx(2e-6)
 
 
 def test_host_times_are_a_line_and_measured_again_where_other_work_hides_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from itertools import count
 from typing import Literal
 
 import pytest
+from schedules import UnitCost
 
 from cbatch import KVSize, Limits, Request, Server
 from cbatch.cost import BatchShape
@@ -12,6 +13,7 @@ from cbatch.sim import HostTime, PlanningExecutor, SimExecutor
 from cbatch.sim import executor as sim_executor
 from experiments.settings.backends import Simulated
 from experiments.settings.presets import load_spec
+from policies.evictions import LRU
 from policies.orca import Orca
 
 DEVICE, HOST = 0.010, 0.001
@@ -43,6 +45,16 @@ def test_plans_take_time(asynchronous: bool, plan: float, iteration: float, monk
     within_slack = DEVICE - HOST if asynchronous else 0.0
     late = plan + (tokens - 1) * max(plan - within_slack, 0.0)  # nothing is computed during the first
     assert executor.delay_seconds == pytest.approx(late)
+
+
+@pytest.mark.parametrize("kind", [SimExecutor, PlanningExecutor])
+def test_the_host_prepares_what_a_prompt_finds(kind: type[SimExecutor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second prompt comes to an idle device and finds 4 of its 5 tokens, in 0.1 s each; its later decode finds none."""
+    monkeypatch.setattr(sim_executor, "thread_time", lambda: 0.0)
+    executor = kind(UnitCost(), HostTime(0.5, seconds_per_found_token=0.1))
+    server = Server(executor, Limits(1, 9, 9), UnitCost(), KVSize(9, 1), asynchronous=False, prefix_cache=LRU())
+    requests = [Request(id_, 5, 2, prompt=[*range(5)], arrival_time=10.0 * id_) for id_ in range(2)]
+    assert [step.started for step in server.serve(Orca(), requests).steps] == [0.5, 2.0, 10.9, 12.4]
 
 
 @pytest.mark.parametrize(
