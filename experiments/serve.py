@@ -249,6 +249,7 @@ def decisions_of(run: Run, folder: Path | None) -> AbstractContextManager[None]:
 def _lacks(run: Run) -> list[str]:
     """Returns what the policy, the eviction and the router depend on, and the run does not have; `notes` explains the names."""
     settings, engine = run.settings, run.engine.engines[0]
+    routers = settings.backend.router, *settings.backend.routers.values()
     present = {
         *run.facts.stated,
         *["prefix_cache"] * settings.prefix_cache,
@@ -256,13 +257,13 @@ def _lacks(run: Run) -> list[str]:
         *["hidden_lengths"] * (not run.facts.lengths_known),
         *["places"] * any(setup.limits.max_running > setup.limits.max_batch for setup in run.setups),
         *["replicas"] * (settings.backend.replicas > 1),
-        *["reports"] * (settings.backend.replicas > 1 and type(settings.backend.router) is not RoundRobin),
+        *["reports"] * (settings.backend.replicas > 1 and any(type(router) is not RoundRobin for router in routers)),
         *["future"] * (len(engine.arrivals.known) == run.num_requests),
     }
-    router, cache = settings.backend.router, engine.state.cache
-    needed = [*["replicas"] * (type(router) is not RoundRobin), *["reports"] * (settings.backend.staleness > 0)]
+    cache = engine.state.cache
+    needed = [*["replicas"] * (type(routers[0]) is not RoundRobin), *["reports"] * (settings.backend.staleness > 0)]
     needed += ["drafts"] * (settings.drafter.max_drafts > 0 and "drafting" not in settings.policy.section)
-    for part in (engine.policy, router, cache and cache.pool.eviction):
+    for part in (engine.policy, *routers, cache and cache.pool.eviction):
         of_class: tuple[str, ...] = getattr(type(part), "depends_on", ())
         needed += getattr(part, "__dict__", {}).get("depends_on", of_class)
     return [name for name in dict.fromkeys(needed) if name not in present]

@@ -14,6 +14,7 @@ from typing import Any, SupportsIndex
 from cbatch.arrivals import Arrivals, Listed, check_all
 from cbatch.calls import call
 from cbatch.cluster.merging import Executors, Merger
+from cbatch.cluster.pool_routers import PoolRouters
 from cbatch.cluster.reports import Reporter
 from cbatch.cluster.routers import Reject, Route, Router
 from cbatch.cluster.scaling import Fleet, Scaling
@@ -22,6 +23,7 @@ from cbatch.cluster.views import ClusterView, Phase, ReplicaView, Role
 from cbatch.engine import Engine
 from cbatch.errors import PolicyError, WorkloadError
 from cbatch.host import drive
+from cbatch.policy import name_of
 from cbatch.record import RunRecord
 from cbatch.request import Request, spec_of
 
@@ -75,8 +77,9 @@ class Cluster:
         self.fleet = None if scaling is None else Fleet(scaling, *parts)
         self.transfers: Transfers | None = None
         if moves is not None:
-            for engine in self.engines:
-                engine.inbox.accepts = getattr(router, "accepts", engine.inbox.accepts)
+            for engine, pool in zip(self.engines, self.pools, strict=True):
+                own = router.of_pools.get(pool, router.router) if isinstance(router, PoolRouters) else router
+                engine.inbox.accepts = getattr(own, "accepts", engine.inbox.accepts)
             self._attach_moves(moves)
 
     def _attach_moves(self, moves: Moves) -> None:
@@ -242,7 +245,7 @@ class Cluster:
 
     def _choose(self, shown: Request, now: float, stage: Role) -> int | Route | Reject:
         """Asks the router, which has a copy of the request that shows no progress."""
-        where = f"router {type(self.router).__name__}, request {shown.id}"
+        where = f"router {name_of(self.router)}, request {shown.id}"
         view = self._look(now)
         view.stage = stage
         chosen: Any = call(where, self.router.choose, shown, view)
@@ -272,7 +275,7 @@ class Cluster:
         """Returns the view at a time, and tells the router which requests have ended."""
         for ended in self._view.update(now):
             if self._on_end is not None:
-                call(f"router {type(self.router).__name__}, request {ended.id}", self._on_end, ended)
+                call(f"router {name_of(self.router)}, request {ended.id}", self._on_end, ended)
         return self._view
 
     def _idle_at(self, replica: int) -> float:

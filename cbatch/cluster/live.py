@@ -21,6 +21,7 @@ from cbatch.engine import Engine
 from cbatch.errors import PolicyError
 from cbatch.host import drive
 from cbatch.moves import Moved
+from cbatch.policy import name_of
 from cbatch.record import RunRecord
 from cbatch.request import Request
 
@@ -141,7 +142,7 @@ class LiveCluster(Cluster):
         replica, decoder, copy = self.route(request, now)
         if self._rejected or copy is not None:
             done = "rejected a request" if self._rejected else "had a prefix copied"
-            raise PolicyError(f"router {type(self.router).__name__} {done}; routers do so in simulation only")
+            raise PolicyError(f"router {name_of(self.router)} {done}; routers do so in simulation only")
         self._num_open[replica] += 1
         if self.transfers is not None and decoder != replica:
             self._decoders[request.id] = decoder

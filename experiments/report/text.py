@@ -46,7 +46,9 @@ def gpus_texts(settings: Mapping[str, Any], pools: Mapping[str, Any] | None = No
         unlike = " and ".join(f"{pool['replicas']} {name}" for name, pool in (pools or {}).items())
         texts.append(f"{unlike or replicas} replicas")
         if router := settings.get("backend.router"):
-            texts.append(f"router {class_name(str(router))}")
+            of_pools = (f"{name}: {settings.get(f'backend.pools.{name}.router')}" for name in pools or {})
+            own = "; ".join(text for text in of_pools if not text.endswith(": None"))
+            texts.append(f"router {class_name(str(router))}" + f" ({own})" * bool(own))
         if (age := float(settings.get("backend.staleness", 0))) > 0:
             texts.append(f"reports {age:g} s old")
     return texts

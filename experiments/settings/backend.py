@@ -24,6 +24,7 @@ class Pool(Described):
     """The keys in which a pool of replicas differs from the run. None: as the run's.
 
     policy: arguments of the policy. role: whether its replicas compute prompts, continue requests of others, or do both.
+    router: chooses one of the pool's replicas, once the run's router has chosen the pool. None: the run's router chooses both.
     """
 
     replicas: Degree | None = None
@@ -36,6 +37,7 @@ class Pool(Described):
     kv_tokens: Annotated[int, whole(1)] | None = None
     block_size: Annotated[int, whole(1)] | None = None
     role: RoleName | None = None
+    router: Any = None
     policy: Annotated[Mapping[str, Any], Give("arguments of the policy, as in {budget: 512}")] | None = None
 
 
@@ -107,7 +109,19 @@ class Backend(ABC):
                 problem = f"backend.replicas={self.replicas}: beside backend.pools, whose replicas are {number}"
                 raise ConfigError(f"{problem}; leave it out")
             object.__setattr__(self, "replicas", number)
-        object.__setattr__(self, "router", _router(self.router))
+        object.__setattr__(self, "router", _router("backend.router", self.router))
+        for name, router in self.routers.items():
+            key = f"backend.pools.{name}.router"
+            object.__setattr__((self.pools or {})[name], "router", router := _router(key, router))
+            for each in (self.router, router):
+                if getattr(each, "moves", False):
+                    problem = f"{type(each).__name__} chooses two replicas of a request, among those of all pools"
+                    raise ConfigError(f"{key}: {problem}; leave out the pools' routers")
+
+    @property
+    def routers(self) -> dict[str, Any]:
+        """Returns the routers of the pools that have one of their own, by name."""
+        return {name: pool.router for name, pool in (self.pools or {}).items() if pool.router is not None}
 
     def check_here(self) -> None:  # noqa: B027 - a simulation runs everywhere
         """Raises ConfigError if this machine lacks the hardware or the packages."""
@@ -171,14 +185,15 @@ class Backend(ABC):
         return {"predictions": cost.provenance()}
 
 
-def _router(router: Any) -> Router:
+def _router(key: str, router: Any) -> Router:
     """Returns the router of a name, or a router itself; raises ConfigError for anything else."""
     if not isinstance(router, str):
         if not callable(getattr(router, "choose", None)):
-            raise ConfigError(f"backend.router: {type(router).__name__} has no method choose(request, view)")
+            raise ConfigError(f"{key}: {type(router).__name__} has no method choose(request, view)")
         chosen: Router = router
         return chosen
     if router not in ROUTERS:
-        yours = "for yours give the import path of its class, backend.router=my_module.MyRouter"
-        raise ConfigError(f"backend.router={router}: no such router; {nearest(router, ROUTERS)}; {yours}")
+        typed = "backend.router=my_module.MyRouter" if key == "backend.router" else "{_target_: my_module.MyRouter}"
+        yours = f"for yours give the import path of its class, {typed}"
+        raise ConfigError(f"{key}={router}: no such router; {nearest(router, ROUTERS)}; {yours}")
     return ROUTERS[router]()

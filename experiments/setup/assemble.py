@@ -9,7 +9,7 @@ from typing import Any
 
 from cbatch import ConfigError, Engine, KVSize, Limits, Request, Server
 from cbatch.arrivals import Arrivals, Listed, Streamed, listed
-from cbatch.cluster import Cluster, LiveCluster, ReplicatedServer, Role, Scaling
+from cbatch.cluster import Cluster, LiveCluster, PoolRouters, ReplicatedServer, Role, Scaling
 from cbatch.facts import Facts, facts_of
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.results.gathered import Gathered
@@ -255,7 +255,8 @@ def _server(settings: Settings, setups: Sequence[Setup]) -> Server | ReplicatedS
     scaling = None if scaler is None else Scaling(scaler, **vars(backend.scaling))
     prices = [price for setup in setups for price in setup.prices]
     options = backend.staleness, cluster, scaling, prices, roles, moves
-    return ReplicatedServer(servers, backend.router, pools, *options)
+    router = PoolRouters(backend.router, backend.routers) if backend.routers else backend.router
+    return ReplicatedServer(servers, router, pools, *options)
 
 
 def _decoder(settings: Settings, vocabulary: Vocabulary | None, chosen: dict[str, str]) -> Decode | None:

@@ -100,7 +100,7 @@ def _in_pool(settings: Settings, pool: Pool) -> Settings:
     """Returns the settings with the keys that a pool states."""
     stated = {key: value for key, value in vars(pool).items() if value is not None}
     policy = settings.policy.with_arguments(stated.pop("policy", {}))
-    keys = "replicas", "tensor_parallel", "pipeline_stages", "role"
+    keys = "replicas", "tensor_parallel", "pipeline_stages", "role", "router"
     degrees = {key: stated.pop(key) for key in keys if key in stated}
     if settings.backend.pools:
         degrees = {"replicas": 1, **degrees}
