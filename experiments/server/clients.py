@@ -54,7 +54,7 @@ class ClientArrivals(Posted):
         super().__init__(inbox, settings.patience.seconds)
         engine.attach(self)
         self._engine, self._send, self._replica, self._router = engine, send, replica, router
-        self._leaving: list[Prefilled] = []  # since the last turn that was told
+        self._leaving: list[Prefilled] = []  # since the last report
         self._left: set[int] = set()  # ids of requests that are not here yet, and whose clients have left
         self.lag = 0.0
         self.num_cut: int | None = None
@@ -62,7 +62,7 @@ class ClientArrivals(Posted):
         self._origin = perf_counter() - self._engine.now() / self._scale
         self.requests: list[Request] = []  # all so far
         self._live: dict[int, Request] = {}  # that have not ended
-        self._num_steps = self._num_ended = 0  # that were told
+        self._num_steps = self._num_ended = 0  # that were reported
         self._state = (0, 0, 0.0)
 
     def serve(self) -> None:
@@ -123,7 +123,7 @@ class ClientArrivals(Posted):
             self._engine.cancel(request)
 
     def left(self, prefilled: Prefilled) -> None:
-        """Lets a request go on elsewhere, once its first token has been told."""
+        """Hands a request on to its decoder, once its first token has been reported."""
         del self._live[prefilled.request.id]
         self._leaving.append(prefilled)
 

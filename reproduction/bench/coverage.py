@@ -2,7 +2,7 @@
 
 Orca with a batch of one serves requests of one output token on a device that takes 1 ms per prompt token: a single server, first come,
 first served. Its waits obey Lindley's recursion of 1952, which the repetitions use (a test compares it with the engine). Beside each
-interval is the naive one, which takes requests for independent.
+interval is the naive one, which treats requests as independent.
 """
 
 import math

@@ -1,8 +1,8 @@
 """What goes wrong without events: the share of wrong tokens by the event that is missing, on purpose, on a GPU.
 
 Every iteration has the same shape, one token per request in one block, so that stale inputs are those of an earlier iteration and no kernel
-leaves its memory. The tokens are compared with those of the same requests under all events. A race need not show: each fault also runs with
-a stream whose operations begin late, which changes no token while all events are there.
+leaves its memory. The tokens are compared with those of the same requests under all events. Races do not always show: each fault also runs
+with a stream whose operations begin late, which changes no token while all events are there.
 """
 
 from collections.abc import Callable, Iterator

@@ -48,9 +48,9 @@ def add_provenance(data: pd.DataFrame, *files: dict[str, Any]) -> pd.DataFrame:
 
 
 def read_stored(name: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """Returns the results file of a benchmark; empty without the file, after saying what would change that."""
+    """Returns the results file of a benchmark; empty without the file, after saying what writes it."""
     path = FOLDER / f"{name}.json"
     if path.is_file():
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    say(f"left out: {RESULTS}/h200/{path.name} is missing; it is of python -m reproduction.bench {name}, on a GPU")
+    say(f"left out: {RESULTS}/h200/{path.name} is missing; python -m reproduction.bench {name} writes it, on a GPU")
     return {}

@@ -1,4 +1,4 @@
-"""Prefill and decode apart, simulated: when it pays on two GPUs, and in which ratio on eight. Llama 3.1 8B, profile of an H100.
+"""Disaggregated prefill and decode, simulated: when it pays on two GPUs, and in which ratio on eight. Llama 3.1 8B, profile of an H100.
 
     python -m reproduction.papers roles traces=FOLDER [seeds=5] [folder=results]
 

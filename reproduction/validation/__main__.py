@@ -1,4 +1,4 @@
-"""`python -m reproduction.validation NAME [key=value ...]`: hold simulation against real runs."""
+"""`python -m reproduction.validation NAME [key=value ...]`: compare simulation with real runs."""
 
 import sys
 from collections.abc import Sequence

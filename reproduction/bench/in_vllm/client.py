@@ -1,6 +1,6 @@
 """vLLM's own client, `vllm bench serve` (0.22), run in this process: its imports take longer than most runs.
 
-It has no arrival times of its own but Poisson ones; for those of a trace, its generator of requests is replaced.
+It generates Poisson arrivals only; for those of a trace, its generator of requests is replaced.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class Client:
         return self._run(side, number, {"dataset-name": "random", "request-rate": rate, **lengths})
 
     def replay(self, side: str, requests: Sequence[Request]) -> tuple[dict[str, float], Rows]:
-        """The same for requests of these lengths that arrive when they say, in seconds since the first."""
+        """The same for requests of these lengths and arrival times, in seconds since the first."""
         lengths = ((request.num_prompt_tokens, request.max_new_tokens) for request in requests)
         options = write_lengths(self._folder / "trace.jsonl", lengths)
 

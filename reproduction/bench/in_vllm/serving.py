@@ -51,7 +51,7 @@ def main(
 
     `policies` as for benchmark vllm. `capacity` is in requests per second; 0 measures it first: all requests at once, vLLM's own rule.
     `shares` of it are offered for about `seconds` each, as requests of random lengths at random times; and, given a `trace`, the shares
-    `traced`, as its first requests when they came, faster or slower as the share asks.
+    `traced`, as its first requests at their recorded times, sped up or slowed down to the share.
     """
     spec = load_spec(model)
     hardware, driver = graphics_card()

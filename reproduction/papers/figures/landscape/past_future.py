@@ -2,7 +2,7 @@
 
 3,000 requests, 120,000 tokens of KV cache, outputs of at most 4,096 tokens as far as policies know, a history of 500 outputs of 512
 tokens. Requests are admitted before every tenth decode step; their prompts are computed beside that step, and cost none of their
-own, as there. Counted is, as there, until the last request is admitted.
+own, as there. As there, counting ends when the last request is admitted.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from reproduction.parts import grouped_bars, legend, mark_printed
 
 MEMORY, LIMIT, INTERVAL, NUM_REQUESTS = 120_000, 4096, 10, 3000
 LENGTHS = {"D1": ((32, 4096), (2048, 4096)), "D2": ((3000, 5000), (3000, 5000)), "D3": ((2048, 4096), (32, 4096))}
-"""The least and the most tokens of prompts and of outputs, drawn evenly."""
+"""The least and the most tokens of prompts and of outputs, drawn uniformly."""
 PANELS = {"steps": "decode steps [1,000]", "use": "mean use [%]", "peak": "peak to come [%]", "evicted": "evicted [%]"}
 _MARK = "the artifact's simulator, run again"
 

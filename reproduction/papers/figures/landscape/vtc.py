@@ -1,6 +1,6 @@
 """VTC (OSDI 2024) on its "real" workload and its synthetic ones: service difference of clients, and the bounds that it proves.
 
-The machine is that of the paper as far as its committed measurements of first come, first served tell: each iteration takes the mean
+The machine is that of the paper as far as its published measurements of first come, first served show it: each iteration takes the mean
 time between two tokens there (Llama-2-7B on an A10G), and the KV cache is as large as what running requests reserve there on average
 (the artifact admits by the peak to come, ours reserves whole outputs). What is compared are the other rows, and FCFS's own difference.
 """
