@@ -140,16 +140,6 @@ def test_blocks_at_the_decoder_are_not_sent() -> None:
     assert transfers[1].ended - transfers[1].started == 0.25
 
 
-class Stopped(Whole):
-    """Plans nothing before 100 s."""
-
-    def plan(self, view: View) -> Plan:
-        plan = view.plan()
-        if view.now < 100:
-            return plan.wake_at(100.0).build() if view.waiting else plan.build()
-        return super().plan(view)
-
-
 @pytest.mark.parametrize(("lease", "lost"), [(inf, 0), (5.0, 8)])
 def test_a_full_decoder_stops_the_prefiller_or_loses_leases(lease: float, lost: int) -> None:
     """12 prompts of 8; the decoder has room for 2 and ends them late, the prefiller holds 3: the rest waits, or is computed again.
