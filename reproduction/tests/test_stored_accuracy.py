@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,6 +14,7 @@ from cbatch.sim import load_profile
 from reproduction.bench.page import TABLES
 from reproduction.papers import gallery
 from reproduction.validation.compare import tables_of
+from reproduction.validation.stored import served_before
 
 RESULTS = ROOT / "reproduction" / "results"
 ROW = re.compile(r"^\| (h\d+): ([\w, -]+) \| `([\w-]+)` \| ([\w ]+)(, earlier)? \|$", re.MULTILINE)
@@ -58,6 +60,14 @@ def test_every_stored_file_is_named_by_a_document_or_a_command() -> None:
         if path.name not in text and f"name={path.stem}" not in text and not any(map(path.match, patterns))
     ]
     assert not unnamed
+
+
+def test_a_comparison_that_is_simulated_again_keeps_its_measurement(tmp_path: Path) -> None:
+    once = {"hardware": "card 1", "date": "2026-11-01", "commit": "abc", "runs": []}
+    (tmp_path / "once.json").write_text(json.dumps(once))
+    _, first = served_before(str(tmp_path / "once.json"))
+    (tmp_path / "again.json").write_text(json.dumps({**once, "commit": "def", **first}))
+    assert served_before(str(tmp_path / "again.json"))[1] == first and first["measured"]["commit"] == "abc"
 
 
 def test_documents_name_the_tables_of_the_files_they_cite() -> None:

@@ -7,10 +7,8 @@ Lengths are those of the Azure traces of conversations and code, in random order
 to first token and its mean time per further token do.
 """
 
-import json
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,7 @@ from experiments.settings.servers import equal_requests
 from experiments.setup.assemble import assemble
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
+from reproduction.validation.stored import served_before
 
 LOADS = {"azure_conv_lengths": (12, 24, 36), "azure_code_lengths": (6, 12, 18)}
 """Requests per second, by workload."""
@@ -91,12 +90,8 @@ def main(
     simulated = server_of("backend=sim", f"hardware={hardware}", "backend.host_seconds=auto")
     real: ReplicatedServer | None = None
     if measured:
-        kept: dict[str, Any] = json.loads(Path(measured).read_text(encoding="utf-8"))
-        rows, device, about = (
-            kept["runs"],
-            kept["hardware"],
-            {"measured": {key: kept[key] for key in ("hardware", "date", "commit")}},
-        )
+        kept, about = served_before(measured)
+        rows, device = kept["runs"], kept["hardware"]
     else:
         from cbatch.model.checkpoint import Vocabulary
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch import BatchShape, KVSize, Limits, Request, RunRecord, Server
+from cbatch import BatchShape, KVSize, Limits, ModelSpec, Request, RunRecord, Server
 from cbatch.sim import Profile, ProfileCost, SimExecutor
 from cbatch.sim.links import Links
 from cbatch.sim.power import GpuClock
@@ -49,6 +49,14 @@ def cost_of(run: ServedRun, profile: Profile) -> ProfileCost:
     return ProfileCost(profile, load_spec(run.settings["model"]), max_batch=run.settings["batch"])
 
 
+def simulated_server(
+    profile: Profile, spec: ModelSpec, limits: Limits, kv: KVSize, asynchronous: bool = True
+) -> Server:
+    """Returns a server of one simulated GPU, whose host takes the profile's time."""
+    cost = ProfileCost(profile, spec, max_batch=limits.max_batch)
+    return Server(SimExecutor(cost, profile.host_time(asynchronous, spec)), limits, cost, kv)
+
+
 def scaled(profile: Profile, factor: float) -> Profile:
     """Returns a profile with all iteration times scaled by a factor."""
     card = profile.card
@@ -65,10 +73,10 @@ def pair(run: ServedRun, profile: Profile) -> Pair:
 def simulate(run: ServedRun, profile: Profile, requests: Sequence[Request] | None = None) -> RunRecord:
     """Simulates the same requests, or others, under the same policy and limits, in the same loop."""
     asynchronous = run.settings.get("loop", "async") == "async"
-    settings, cost = run.settings, cost_of(run, profile)
+    settings = run.settings
     limits = Limits(settings["batch"], settings["max_tokens"], settings["longest"], tile=settings["tile"])
-    executor = SimExecutor(cost, profile.host_time(asynchronous, cost.spec))
-    server = Server(executor, limits, cost, KVSize(settings["num_blocks"], settings["block_size"]))
+    kv = KVSize(settings["num_blocks"], settings["block_size"])
+    server = simulated_server(profile, load_spec(settings["model"]), limits, kv, asynchronous)
     asked = run.requests() if requests is None else requests
     return server.serve(make_policy(settings["policy"]), asked, asynchronous=asynchronous)
 

@@ -7,11 +7,9 @@ No run was used to build the profile. The size of the cache is a multiple of the
 without limit. Agents are the recorded ones of `workload=traces/agents`, with a twentieth of the tokens, at most 6,144, and short pauses.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ import numpy as np
 from cbatch import KVSize, Limits, RunRecord, Server
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.results.summary import summarize
-from cbatch.sim import ProfileCost, SimExecutor, load_profile
+from cbatch.sim import load_profile
 from experiments.profile.machine import hardware_name
 from experiments.settings.backends import Cuda
 from experiments.settings.compose import compose_run
@@ -27,7 +25,8 @@ from experiments.settings.presets import load_spec
 from experiments.settings.servers import equal_requests, real_server
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
-from reproduction.validation.compare import tables_of
+from reproduction.validation.compare import simulated_server, tables_of
+from reproduction.validation.stored import served_before
 
 LIMITS = Limits(64, 2048, 65_536)
 UNLIMITED = 2_000_000
@@ -77,12 +76,10 @@ def main(
     """Serves and simulates, prints and writes jobs.json. measured: such a file, whose runs are simulated again; needs no GPU."""
     spec, profile = load_spec(model), load_profile(hardware)
     size = Cuda.block_size
-    cost = ProfileCost(profile, spec, max_batch=LIMITS.max_batch)
-    simulated = Server(SimExecutor(cost, profile.host_time(True, spec)), LIMITS, cost, KVSize(UNLIMITED // size, size))
+    simulated = simulated_server(profile, spec, LIMITS, KVSize(UNLIMITED // size, size))
     if measured:
-        kept: dict[str, Any] = json.loads(Path(measured).read_text(encoding="utf-8"))
+        kept, about = served_before(measured)
         rows, device = kept["runs"], kept["hardware"]
-        about = {"measured": kept.get("measured") or {key: kept[key] for key in ("hardware", "date", "commit")}}
     else:
         rows, device, about = [], hardware_name("cuda"), {}
         for name, workload in WORKLOADS.items():

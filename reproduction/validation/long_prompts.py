@@ -14,13 +14,13 @@ import numpy as np
 import pandas as pd
 
 from cbatch import KVSize, Limits, Request, Server
-from cbatch.sim import ProfileCost, SimExecutor, load_profile
+from cbatch.sim import load_profile
 from experiments.settings.backends import Cuda
 from experiments.settings.compose import compose_run
 from experiments.settings.presets import load_spec
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
-from reproduction.validation.compare import tables_of
+from reproduction.validation.compare import simulated_server, tables_of
 
 MODEL, LIMITS, SIZE = "llama-3.1-8b", Limits(33, 65_536, 131_072), KVSize(2_048, 128)
 PROMPTS, DECODES, LATER = (16_384, 32_768, 65_280), 32, 3.0
@@ -33,8 +33,7 @@ def main(hardware: str = "h100", measured: str = "", name: str = "long_prompts",
     """Prints the seconds from arrival to first token; what was served is written to NAME.json. measured: such a file, simulated again."""
     keys = list(product(POLICIES, PROMPTS, (0, DECODES)))
     spec, profile = load_spec(MODEL), load_profile(hardware)
-    cost = ProfileCost(profile, spec, max_batch=LIMITS.max_batch)
-    simulator = Server(SimExecutor(cost, profile.host_time(True, spec)), LIMITS, cost, SIZE)
+    simulator = simulated_server(profile, spec, LIMITS, SIZE)
     simulated = [seconds(simulator, *key) for key in keys]
     if measured:
         served = [run["measured"] for run in json.loads(Path(measured).read_text(encoding="utf-8"))["runs"]]

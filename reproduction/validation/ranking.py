@@ -42,10 +42,10 @@ def main(measured: tuple[str, ...] = ()) -> None:
     paths = measured or [f"{RESULTS}/{name}.json" for name in FILES]
     found = pairs([json.loads(Path(path).read_text(encoding="utf-8")) for path in paths])
     alone = found[found["what"] == "policy"]
-    sittings, policies = (alone[name].nunique() for name in ("sitting", "policies"))
+    sessions, policies = (alone[name].nunique() for name in ("session", "policies"))
     number = alone.groupby("figure").size().max()
     print(
-        f"{policies} pairs of policies at equal load, served in {sittings} sessions: {number} pairs of runs, each by up to six figures"
+        f"{policies} pairs of policies at equal load, served in {sessions} sessions: {number} pairs of runs, each by up to six figures"
     )
     apart = pd.cut(alone["apart"], [0, *SEPARATIONS, np.inf], right=False).rename("apart")
     kinds: dict[str, Any] = {"figure": "size", **dict.fromkeys(("right", *BASELINES), "mean")}
@@ -76,7 +76,7 @@ def _text(table: pd.DataFrame, shares: Sequence[str]) -> str:
 def pairs(files: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Returns a row for every figure of every two settings of a card.
 
-    Columns: sitting, workload, policies, what (in what they differ), figure, noise, apart (the larger over the smaller, minus 1), decided, right
+    Columns: session, workload, policies, what (in what they differ), figure, noise, apart (the larger over the smaller, minus 1), decided, right
     (the winner, by simulation), same (right, of a decided pair), regret; named (a winner, by simulation), named right, regret of named;
     elsewhere, other loads (right, by the baseline; NaN if it has no winner). noise, decided and same are NaN without repeats.
     """
@@ -91,8 +91,8 @@ def pairs(files: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     load, policy = (both[key] != both[f"{key}_other"] for key in ("workload", "policy"))
     what = np.where(load & policy, "load and policy", np.where(load, "load", "policy"))
     limit = both["figure"].map(noise)
-    sitting, policies = both["file"].astype(str) + " " + both["card"], _either(both["policy"], both["policy_other"])
-    found = both[["figure", "workload"]].assign(sitting=sitting, policies=policies, what=what, noise=limit, apart=apart)
+    session, policies = both["file"].astype(str) + " " + both["card"], _either(both["policy"], both["policy_other"])
+    found = both[["figure", "workload"]].assign(session=session, policies=policies, what=what, noise=limit, apart=apart)
     decided = (apart > limit).astype(float).where(limit.notna())
     found = found.assign(right=right, decided=decided, same=decided * right, regret=np.where(right, 0.0, apart))
     named = (both["high"] < both["low_other"]) | (both["low"] > both["high_other"])
@@ -113,7 +113,7 @@ def _elsewhere(found: pd.DataFrame) -> dict[str, "pd.Series[float]"]:
     pair = ["policies", "figure"]
     total, here, load, same = (
         found.groupby([*pair, *more])["won"].transform("sum")
-        for more in ((), ("sitting",), ("workload",), ("sitting", "workload"))
+        for more in ((), ("session",), ("workload",), ("session", "workload"))
     )
     others = (total - here, total - here - load + same)
     return {

@@ -9,11 +9,9 @@ profile. The load is a share of the requests per second that simulation sustains
 size of the cache is a multiple of the working set: the mean tokens of the conversations that have begun and not ended, simulated without limit.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +19,7 @@ import numpy as np
 from cbatch import Engine, KVSize, Limits, Request, RunRecord, Server
 from cbatch.arrivals import Listed
 from cbatch.results.metrics import collect_served, statistics
-from cbatch.sim import ProfileCost, SimExecutor, load_profile
+from cbatch.sim import load_profile
 from experiments.profile.machine import hardware_name
 from experiments.settings.backends import Cuda
 from experiments.settings.command_line import Count
@@ -30,7 +28,8 @@ from experiments.settings.presets import load_spec
 from experiments.settings.servers import equal_requests, real_server
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
-from reproduction.validation.compare import NUDGES, error_ranges, tables_of
+from reproduction.validation.compare import NUDGES, error_ranges, simulated_server, tables_of
+from reproduction.validation.stored import served_before
 
 SYSTEM, TURNS, PAUSE = 1024, 6, 2.0
 """Tokens that all conversations share; turns of a conversation; mean seconds before the next turn."""
@@ -177,12 +176,10 @@ def main(
     measured: such a file, whose runs are simulated again; needs no GPU. slower: simulated iterations take so many times as long.
     """
     spec, profile = load_spec(model), load_profile(hardware)
-    cost = ProfileCost(profile, spec, max_batch=LIMITS.max_batch)
     kv = KVSize(UNLIMITED // Cuda.block_size, Cuda.block_size)
-    simulated = Server(SimExecutor(cost, profile.host_time(True, spec)), LIMITS, cost, kv)
+    simulated = simulated_server(profile, spec, LIMITS, kv)
     if measured:
-        kept: dict[str, Any] = json.loads(Path(measured).read_text(encoding="utf-8"))
-        about = {"measured": kept.get("measured") or {key: kept[key] for key in ("hardware", "date", "commit")}}
+        kept, about = served_before(measured)
         rows, device = kept["runs"], kept["hardware"]
         number, seed = kept["conversations"], kept["seed"]
     else:

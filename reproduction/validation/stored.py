@@ -53,6 +53,12 @@ def _cards(cases: Iterable[str]) -> list[str]:
     return sorted({card_of(case)[1] for case in cases})
 
 
+def served_before(file: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns a comparison that was written, and what tells its measurement: of one simulated again, the first."""
+    kept: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
+    return kept, {"measured": kept.get("measured") or {key: kept[key] for key in ("hardware", "date", "commit")}}
+
+
 def stored_runs(file: Path, path: str, tables: str) -> list[ServedRun]:
     """Returns the runs in a file that `fidelity` wrote. path: the trace that was served.
 
