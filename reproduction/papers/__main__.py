@@ -36,7 +36,9 @@ COMMANDS = {
         "measure and draw hits against the size of the prefix cache, on Mooncake's trace", f"{HERE}.prefix_cache"
     ),
     "properties": _command("print which properties each policy has: docs/policies/properties.md", f"{HERE}.properties"),
-    "roles": _command("simulate and draw disaggregated prefill and decode: when it pays, in which ratio", f"{HERE}.roles"),
+    "roles": _command(
+        "simulate and draw disaggregated prefill and decode: when it pays, in which ratio", f"{HERE}.roles"
+    ),
     "schedules": _command("draw each policy's schedule of five requests: docs/figures/policies", f"{HERE}.schedules"),
 }
 

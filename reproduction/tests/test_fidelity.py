@@ -163,14 +163,14 @@ def test_no_winner_is_named_where_ranges_meet() -> None:
     assert dict(zip(found["policies"], found["named"], strict=True)) == {"a | b": False, "a | c": True, "b | c": False}
 
 
-def test_the_baseline_names_who_won_in_other_sittings() -> None:
+def test_the_baseline_names_who_won_in_other_sessions() -> None:
     """`b` beats `a` on cards 1 and 2 when queued, `a` beats `b` on card 3, and at a load on card 2; `c` was served by card 1 alone."""
     ahead, behind = {"a": ranked(2.0, 2.0), "b": ranked(1.0, 1.0)}, {"a": ranked(1.0, 1.0), "b": ranked(2.0, 2.0)}
     cases = {"queued, card 1": ahead | {"c": ranked(3.0, 3.0)}, "queued, card 2": ahead, "queued, card 3": behind}
     found = pairs([{"cases": cases | {"poisson, card 2": behind}}])
     alone = found[(found["what"] == "policy") & (found["policies"] == "a | b")].fillna(-1)
-    columns = (alone[name] for name in ("workload", "sitting", "elsewhere", "other loads"))
-    seen = {(load, sitting[:3]): tuple(rest) for load, sitting, *rest in zip(*columns, strict=True)}
+    columns = (alone[name] for name in ("workload", "session", "elsewhere", "other loads"))
+    seen = {(load, session[:3]): tuple(rest) for load, session, *rest in zip(*columns, strict=True)}
     # elsewhere: card 1 sees one win of b and two of a; card 2 a tie; card 3 two wins of b and one of a
     # other loads: cards 1 and 3 see a's win at the load on card 2; card 2 sees none when queued, a tie at the load
     assert seen == {
