@@ -22,7 +22,7 @@ from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import build, hardware_name
 from experiments.profile.measure import Report
 from experiments.settings.hardware import card_name
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.provenance import commit, today, write_text
 
 LIMITS = {"batch": 64, "max_tokens": 2048, "longest": 4224}

@@ -28,7 +28,7 @@ from experiments.profile.measure import Iterations, Report, measure, mixed_bases
 from experiments.settings.compose import compose_run
 from experiments.settings.hardware import cpu_profile, memory_bytes
 from experiments.settings.overrides import check_effects
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.provenance import commit, slug, today, versions, write_text
 
 Size = Annotated[int, whole(2)]

@@ -20,7 +20,7 @@ from cbatch.sim.measured import HostTimes
 from cbatch.sim.provenance import Loop
 from experiments.profile.batches import prompts
 from experiments.profile.laboratory import Batch, Laboratory
-from experiments.settings.servers import equal_requests
+from experiments.setup.servers import equal_requests
 from policies.chunking import Fixed
 from policies.evictions import LRU
 from policies.prefill_first import PrefillFirst

@@ -14,8 +14,8 @@ from cbatch.sim.roofline import Ceilings
 from experiments.profile.laboratory import FittedLaboratory, Laboratory
 from experiments.settings.backends import Cpu, Cuda
 from experiments.settings.hardware import count_gpus, cpu_name
-from experiments.settings.servers import real_server, release_memory
 from experiments.setup.pools import LARGEST_ITERATION
+from experiments.setup.servers import real_server, release_memory
 
 TILES = {"cuda": 128, "cpu": 16}
 """Tokens per step in the time of matrix products."""

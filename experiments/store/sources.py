@@ -18,8 +18,9 @@ from typing import Any
 
 from cbatch.sim import PROFILES
 from experiments.store.provenance import ROOT
+from policies.routers import ROUTERS
 
-_FRAMEWORK = ("cbatch", *(f"experiments/{name}" for name in ("settings", "workloads", "serve.py")))
+_FRAMEWORK = ("cbatch", *(f"experiments/{name}" for name in ("settings", "setup", "workloads", "serve.py", "text.py")))
 """Code that every run depends on. Policies are not included, since a run depends only on its policy."""
 
 _INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -39,6 +40,8 @@ def sources_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     sections = (*_SECTIONS, "eviction") if settings.get("prefix_cache") else _SECTIONS
     leaves = list(_leaves({key: value for key, value in settings.items() if key in sections}))
     targets = [str(value) for key, value in leaves if key == "_target_"]
+    routers = (ROUTERS[str(value)] for key, value in leaves if key == "router" and value in ROUTERS)
+    targets += (f"{router.__module__}.{router.__name__}" for router in routers)
     own = dict(sorted(_modules(targets)))
     named = [(str(value), Path(str(value))) for key, value in leaves if _may_be_file(key, value)]
     hardware = settings.get("hardware")

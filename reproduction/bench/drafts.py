@@ -18,7 +18,7 @@ import numpy as np
 
 from cbatch import Limits, ModelSpec, Plan, RunRecord, View
 from experiments.settings.command_line import Count
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.provenance import spread, write_benchmark
 from reproduction import BENCH, RESULTS
 from reproduction.bench.peers.cases import Case
@@ -118,7 +118,7 @@ def _ours(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     from cbatch.drafts import NgramDrafter
     from experiments.settings.backends import Cuda
-    from experiments.settings.servers import real_server
+    from experiments.setup.servers import real_server
 
     limits = _limits(works, drafts)
     server = replace(real_server(Cuda(), spec, limits), drafter=NgramDrafter(drafts))

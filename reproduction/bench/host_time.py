@@ -16,8 +16,8 @@ from cbatch.runtime.options import Options
 from experiments.bench import figures_of
 from experiments.profile.kernels import _detach_cupti_at_exit
 from experiments.settings.backends import Cuda
-from experiments.settings.presets import load_spec
-from experiments.settings.servers import equal_requests, real_server, release_memory
+from experiments.setup.presets import load_spec
+from experiments.setup.servers import equal_requests, real_server, release_memory
 from experiments.store.provenance import write_benchmark
 from policies.orca import Orca
 from reproduction import BENCH, RESULTS

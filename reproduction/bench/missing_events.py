@@ -22,8 +22,8 @@ from cbatch.runtime.options import Options
 from cbatch.runtime.slots import StageSlot
 from experiments.settings.backends import Cpu, Cuda
 from experiments.settings.command_line import Count
-from experiments.settings.presets import load_spec
-from experiments.settings.servers import equal_requests, real_server, release_memory
+from experiments.setup.presets import load_spec
+from experiments.setup.servers import equal_requests, real_server, release_memory
 from experiments.store.provenance import write_benchmark
 from policies.prefill_first import PrefillFirst
 from reproduction import BENCH, RESULTS

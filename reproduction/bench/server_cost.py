@@ -22,7 +22,7 @@ from tabulate import tabulate
 
 from cbatch import ConfigError, Request
 from experiments.settings.command_line import Count
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.provenance import write_benchmark
 from experiments.store.run_folder import SUMMARY
 from experiments.workloads import TraceReplay

@@ -23,8 +23,8 @@ from cbatch import Limits, Request, Server
 from experiments.settings.backends import Cuda
 from experiments.settings.command_line import Count
 from experiments.settings.compose import compose_run
-from experiments.settings.presets import load_spec
-from experiments.settings.servers import equal_requests, real_server
+from experiments.setup.presets import load_spec
+from experiments.setup.servers import equal_requests, real_server
 from experiments.store.provenance import spread, write_benchmark
 from policies.evictions import LRU
 from policies.orca import Orca

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, StaticCache
 
 from cbatch import ModelSpec
 from cbatch.runtime.weights import transformers_config
-from experiments.settings.servers import equal_requests
+from experiments.setup.servers import equal_requests
 from experiments.store.provenance import spread
 
 WARM_UP, STRETCHES = 16, 4

@@ -26,7 +26,7 @@ import pandas as pd
 from cbatch import ModelSpec
 from cbatch.sim import PROFILES
 from cbatch.sim.profile_file import make_profile, profile_text
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.provenance import today, write_text
 from reproduction.papers import quantities
 from reproduction.papers.claims import Claim, Verdict, check, read_claims

@@ -15,7 +15,7 @@ from typing import Any
 
 from cbatch.sim import Profile, ProfileCost, load_profile
 from experiments.report.notes import simulated_text
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from reproduction.papers.steady import SteadyState
 from reproduction.profiles import convert
 

@@ -13,8 +13,8 @@ from cbatch.kv import blocks_for
 from cbatch.model.checkpoint import Vocabulary
 from experiments.settings.backends import Cpu, Cuda
 from experiments.settings.hardware import cost_model, count_gpus
-from experiments.settings.presets import load_spec
-from experiments.settings.servers import real_server
+from experiments.setup.presets import load_spec
+from experiments.setup.servers import real_server
 from reproduction.papers import steady
 from reproduction.papers.panels import PANELS, Panel
 from reproduction.papers.steady import WARM_UP, Load, Scheme, SteadyState

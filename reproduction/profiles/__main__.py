@@ -29,7 +29,7 @@ from pathlib import Path
 from cbatch.sim.profile_file import profile_text
 from experiments.profile.__main__ import reporter
 from experiments.settings.command_line import keyword_arguments, run
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.provenance import write_text
 from reproduction.profiles import convert
 from reproduction.profiles.client_records import fit_card

@@ -30,7 +30,7 @@ from experiments.profile.kernels import unknown
 from experiments.profile.laboratory import fit_prices
 from experiments.profile.measure import Iterations
 from experiments.profile.tables import model_tables, new_content, put_model
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.decisions_file import read_decisions
 from experiments.store.provenance import commit, today, write_text
 from experiments.store.run_folder import DECISIONS

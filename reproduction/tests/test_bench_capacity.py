@@ -14,7 +14,7 @@ from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import Card
 from cbatch.sim.profile_file import load_profile
 from experiments.profile.machine import Machine
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from reproduction.validation import capacity
 from reproduction.validation import runs as kept_runs
 from reproduction.validation.__main__ import main

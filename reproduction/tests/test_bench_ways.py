@@ -8,8 +8,8 @@ import torch
 from places import RESULTS
 
 from experiments.settings.compose import compose_run
-from experiments.settings.presets import load_spec
 from experiments.setup.assemble import assemble
+from experiments.setup.presets import load_spec
 from reproduction.bench.static_cache import WAYS, Decoder, StaticWay
 from reproduction.bench.utilisation import PEAKS, Shapes, count, serve
 

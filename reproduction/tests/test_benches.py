@@ -12,7 +12,7 @@ from places import RESULTS, ROOT
 from cbatch.model.checkpoint import Vocabulary
 from experiments.settings.command_line import keyword_arguments
 from experiments.settings.compose import compose_run
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from reproduction.bench import __main__ as bench
 from reproduction.bench.page import BEGIN, END, comparison, text
 from reproduction.bench.peers.cases import CASES, requests_of, speed

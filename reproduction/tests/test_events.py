@@ -10,7 +10,7 @@ import torch
 
 from cbatch import Server
 from experiments.settings.backends import Cpu
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from reproduction.bench.host_time import ALLOCATOR, DISPATCHER, DRIVER, MARK, USER, WAIT, divided, kind_of
 from reproduction.bench.missing_events import FAULTS, SHOWS, late, server_of, tokens_of, wrong_share
 

@@ -14,7 +14,7 @@ from cbatch.request import spec_of
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
 from experiments.profile.machine import Machine
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.provenance import today
 from reproduction.validation import fidelity, stored
 from reproduction.validation import runs as runs_file

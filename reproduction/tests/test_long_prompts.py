@@ -4,7 +4,7 @@ import pytest
 
 from cbatch import Server
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from reproduction.validation.long_prompts import LIMITS, MODEL, SIZE, seconds
 
 

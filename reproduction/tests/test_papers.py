@@ -16,7 +16,7 @@ from places import RESULTS
 from cbatch import BatchShape
 from cbatch.sim import PROFILES
 from experiments.settings.backends import Cpu
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from reproduction.papers import __main__ as command
 from reproduction.papers import a6000, gallery, quantities
 from reproduction.papers.a6000 import end_results, error_of_gains

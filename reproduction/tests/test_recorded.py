@@ -13,7 +13,7 @@ from cbatch import BatchShape, Limits, RequestSpec
 from cbatch.record import StepRecord
 from cbatch.replay.decisions import Decided, Decision, Progress, Recorded, Seen, StepEnd
 from cbatch.sim import ProfileCost, load_profile
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.decisions_file import DecisionsWriter
 from experiments.store.run_folder import DECISIONS
 from reproduction.profiles.vllm_recordings import Stretch, stretches

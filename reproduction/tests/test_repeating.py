@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from cbatch import Limits
 from cbatch.drafts import NgramDrafter
 from experiments.settings.backends import Cpu
-from experiments.settings.presets import load_spec
-from experiments.settings.servers import real_server
+from experiments.setup.presets import load_spec
+from experiments.setup.servers import real_server
 from reproduction.bench.drafts import FixedDrafts
 from reproduction.repeating import CYCLE, Text, expected_outcomes, next_tokens, write_checkpoint, wrong_share
 

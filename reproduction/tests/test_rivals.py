@@ -7,7 +7,7 @@ from places import SHARED
 
 from cbatch.cost import BatchShape
 from cbatch.sim import ProfileCost
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from reproduction.profiles import convert
 from reproduction.validation.rivals import KNOWN, STAGES, asked, named_blocks, predicted
 

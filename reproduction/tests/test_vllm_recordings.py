@@ -7,7 +7,7 @@ from commands import command
 
 from cbatch import BatchShape
 from cbatch.sim import ProfileCost, load_profile
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from reproduction.profiles.__main__ import main
 from reproduction.profiles.vllm_recordings import stretches
 

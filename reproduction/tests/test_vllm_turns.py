@@ -9,7 +9,7 @@ from vllm_rig import Rig
 
 from cbatch import Limits, Request
 from cbatch.policy import check_policy
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.vllm import make_adapter
 from reproduction.bench.in_vllm.model import BATCH, BUDGET, LONGEST
 from reproduction.bench.in_vllm.offline import _coverage

@@ -20,8 +20,8 @@ from cbatch.results.metrics import Objectives
 from cbatch.results.summary import summarize
 from experiments.profile.machine import hardware_name
 from experiments.settings.compose import compose_run
-from experiments.settings.servers import equal_requests
 from experiments.setup.assemble import assemble
+from experiments.setup.servers import equal_requests
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
 from reproduction.validation.stored import served_before

@@ -14,7 +14,7 @@ from cbatch.sim.links import Links
 from cbatch.sim.power import GpuClock
 from cbatch.sim.profile import Card
 from cbatch.sim.profile_file import profile_text
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from reproduction.validation.cases import make_policy
 from reproduction.validation.runs import ServedRun, figures, percentile_ranks
 

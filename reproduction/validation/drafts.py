@@ -21,8 +21,8 @@ from cbatch import Request, Server
 from cbatch.results.summary import summarize
 from experiments.profile.machine import hardware_name
 from experiments.settings.compose import compose_run
-from experiments.settings.presets import load_spec
 from experiments.setup.assemble import assemble
+from experiments.setup.presets import load_spec
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
 from reproduction.repeating import Text, write_checkpoint

@@ -23,7 +23,7 @@ from cbatch.results.utilisation import work_of
 from cbatch.sim import load_profile
 from cbatch.sim.profile_file import make_profile, profile_content, profile_text
 from experiments.api import simulate
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.provenance import write_text
 
 PROMPT, OUTPUT = 100, 395

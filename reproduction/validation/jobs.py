@@ -21,8 +21,8 @@ from cbatch.sim import load_profile
 from experiments.profile.machine import hardware_name
 from experiments.settings.backends import Cuda
 from experiments.settings.compose import compose_run
-from experiments.settings.presets import load_spec
-from experiments.settings.servers import equal_requests, real_server
+from experiments.setup.presets import load_spec
+from experiments.setup.servers import equal_requests, real_server
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
 from reproduction.validation.compare import simulated_server, tables_of

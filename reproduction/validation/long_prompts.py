@@ -17,7 +17,7 @@ from cbatch import KVSize, Limits, Request, Server
 from cbatch.sim import load_profile
 from experiments.settings.backends import Cuda
 from experiments.settings.compose import compose_run
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
 from reproduction.validation.compare import simulated_server, tables_of
@@ -38,7 +38,7 @@ def main(hardware: str = "h100", measured: str = "", name: str = "long_prompts",
     if measured:
         served = [run["measured"] for run in json.loads(Path(measured).read_text(encoding="utf-8"))["runs"]]
     else:
-        from experiments.settings.servers import equal_requests, real_server  # loads torch
+        from experiments.setup.servers import equal_requests, real_server  # loads torch
 
         server = real_server(
             Cuda(), spec, LIMITS, kv_tokens=SIZE.num_blocks * SIZE.block_size, block_size=SIZE.block_size

@@ -23,7 +23,7 @@ from cbatch.kv import blocks_for
 from cbatch.replay.decisions import Decision, StepEnd
 from cbatch.request import FinishReason
 from cbatch.sim import ProfileCost, load_profile
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.decisions_file import read_decisions
 from experiments.store.provenance import write_benchmark
 from experiments.store.run_folder import DECISIONS

@@ -27,7 +27,7 @@ from cbatch.results.metrics import Served, collect_served, statistics
 from cbatch.sim import Profile, ProfileCost, SimExecutor
 from cbatch.validation import Switch
 from experiments.settings.compose import compose_run
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
 from reproduction.profiles import convert

@@ -11,8 +11,8 @@ from cbatch.model.checkpoint import Vocabulary
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import Machine, build
 from experiments.settings.hardware import card_name, cost_model
-from experiments.settings.presets import load_spec
-from experiments.settings.servers import equal_requests
+from experiments.setup.presets import load_spec
+from experiments.setup.servers import equal_requests
 from experiments.store.provenance import commit, today, versions
 from experiments.workloads import Workload
 from reproduction.validation.cases import SERVE, Case, make_policy, workload

@@ -22,7 +22,7 @@ from cbatch.request_spec import SLO
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from policies.chunking.fixed import Fixed
 from policies.orca import Orca
 from policies.sarathi_serve import SarathiServe

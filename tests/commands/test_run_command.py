@@ -32,8 +32,8 @@ from commands import (
 from cbatch import ConfigError
 from experiments.progress import bar, progress
 from experiments.settings.compose import compose_run
-from experiments.settings.presets import FOLDER, load_spec
 from experiments.setup.assemble import assemble
+from experiments.setup.presets import FOLDER, load_spec
 from experiments.store.csv_tables import has_rows, write_csv
 from experiments.store.run_folder import open_run_folder
 

@@ -10,7 +10,7 @@ from cbatch.runtime.options import Options
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from policies.orca import Orca
 
 

@@ -21,7 +21,7 @@ from experiments.settings import hardware
 from experiments.settings import settings as settings_module
 from experiments.settings.compose import compose_run
 from experiments.settings.hardware import cpu_name, cpu_profile
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 
 TINY = load_spec("tiny")
 SMALL = ("workload.num_requests=3", "workload.length=40", "timeline=off")

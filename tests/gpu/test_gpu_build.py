@@ -15,7 +15,7 @@ from cbatch.kv import KVSize
 from cbatch.runtime.fast.attention.choice import choose_attention
 from cbatch.runtime.fast.quack_gemm import why_not_quack
 from cbatch.runtime.gpu import build as gpu
-from experiments.settings.servers import release_memory
+from experiments.setup.servers import release_memory
 
 
 def test_too_large_a_cache_says_what_to_lower() -> None:

@@ -16,7 +16,7 @@ from experiments.profile import card
 from experiments.profile.__main__ import main
 from experiments.profile.machine import Machine
 from experiments.settings.backends import Cuda
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 
 SPEC = load_spec("llama-3.1-8b")
 SLOW = Card("Some GPU 12ab34cd", 1.05, 0.98)

@@ -27,7 +27,7 @@ from experiments.profile.kernels import KernelShares, shares
 from experiments.profile.laboratory import Laboratory
 from experiments.profile.measure import measure, mixed_bases
 from experiments.profile.tables import captured_rows, model_tables, put_links, put_model, raise_ceiling
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 
 LIMITS = Limits(8, 4096, 2048, tile=64)
 SIZES, CAPTURED = (1, 2, 4, 8), (64, 128, 256)

@@ -20,7 +20,7 @@ from cbatch.replay.decisions import Decided, Decision, Recorded, Seen, StepEnd, 
 from cbatch.replay.replay import ReplayComparison, replay
 from cbatch.request import spec_of
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.decisions_file import read_decisions, write_decisions
 from policies.evictions import LRU, Belady
 from policies.orca import Orca

@@ -16,7 +16,7 @@ from cbatch.runtime.gpu.devices import check_number, choose_devices
 from cbatch.runtime.gpu.memory import SPARE, check_memory, kv_tokens_that_fit, needs
 from experiments.settings.backend import Pool
 from experiments.settings.backends import Cuda
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from experiments.settings.groups import CONFIG_FOLDER
 from experiments.settings.hardware import cost_model
 from experiments.settings.keywords import settings_of
 from experiments.settings.overrides import log_unused
-from experiments.settings.presets import load_spec
 from experiments.settings.settings import read_settings
 from experiments.setup.assemble import assemble
+from experiments.setup.presets import load_spec
 
 OWN = """
 from policies.chunking import TileAligned

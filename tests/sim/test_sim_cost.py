@@ -17,7 +17,7 @@ from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.measured import HostTime, Measured
 from cbatch.sim.profile_file import load_profile
 from cbatch.sim.roofline import Ceilings
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from policies.orca import Orca
 
 LLAMA = ModelSpec("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072)

@@ -12,7 +12,7 @@ from cbatch.runtime.options import Options
 from cbatch.sim import HostTime, PlanningExecutor, SimExecutor
 from cbatch.sim import executor as sim_executor
 from experiments.settings.backends import Simulated
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from policies.evictions import LRU
 from policies.orca import Orca
 

@@ -18,7 +18,7 @@ from cbatch.sim.measured import HostTime
 from cbatch.sim.profile_file import PROFILES, load_profile, profile_names
 from cbatch.sim.provenance import NOT_COMPARED, not_measured, put_origins, take_origins
 from experiments.profile.__main__ import main
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 
 LLAMA_13B, LLAMA_8B = load_spec("llama-13b"), load_spec("llama-3.1-8b")
 

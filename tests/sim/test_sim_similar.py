@@ -15,7 +15,7 @@ from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.measured import DecodeOnly, Measured, MeasuredModel
 from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import load_profile
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 
 KNOWN = ModelSpec("known", "llama", 2, 4, 2, 1, 2, 8, 10, 64)  # 144 weights per layer
 WIDER = ModelSpec("wider", "llama", 6, 8, 4, 4, 2, 8, 30, 64)  # 448

@@ -18,7 +18,7 @@ from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.measured import DecodeOnly, Measured
 from cbatch.sim.profile_file import PROFILES, load_profile
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 
 
 def test_two_gpus_that_were_not_measured_are_inferred_from_one(tmp_path: Path) -> None:

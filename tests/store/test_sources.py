@@ -3,12 +3,14 @@
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 from typing import Any
 
 import markupsafe
 import pytest
 from commands import QUICK, ROOT, command, summary
 
+from experiments.store import sources
 from experiments.store.runs import read_runs
 from experiments.store.sources import differences, sources_of
 
@@ -47,6 +49,25 @@ def test_a_result_names_its_policy_with_what_it_imports_and_no_other(folder: Pat
     kept = command(*once, "other_code=keep", cwd=folder)
     assert kept.stdout.endswith("out holds this run already, by other code (limits); remove it to run again\n")
     assert summary(folder / "out")["about"] == about
+
+
+@pytest.mark.parametrize("changed", ["cbatch/state.py", "experiments/setup/pools.py", "experiments/text.py"])
+def test_the_framework_is_the_code_that_makes_a_record(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("cbatch", "experiments"):
+        copytree(ROOT / part, tmp_path / part, ignore=ignore_patterns("__pycache__"))
+    monkeypatch.setattr(sources, "ROOT", tmp_path)
+    before = sources._framework.__wrapped__()
+    (tmp_path / changed).write_text("")
+    assert sources._framework.__wrapped__() != before
+
+
+def test_a_router_that_is_named_counts() -> None:
+    """Of the cluster and of a pool."""
+    backend = {"router": "dynamo", "pools": {"a": {"router": "preble"}, "b": {"router": {"_target_": "mine.Mine"}}}}
+    assert {"policies.routers.dynamo", "policies.routers.preble"} <= set(sources_of({"backend": backend})["own"])
+    assert sources_of({"backend": {"router": {"_target_": "cbatch.cluster.RoundRobin"}}})["own"] == {}
 
 
 def test_an_eviction_counts_where_there_is_a_prefix_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

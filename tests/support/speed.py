@@ -27,7 +27,7 @@ from cbatch.runtime.batch import Shape, host_views, pack
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
 from experiments.settings.compose import compose_run, policy_names
 from experiments.settings.hardware import cpu_name
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.provenance import spread, write_benchmark
 from policies.chunking import TileAligned
 from policies.orca import Orca

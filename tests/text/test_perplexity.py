@@ -21,7 +21,7 @@ from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.model.checkpoint import MADE, spec_from_checkpoint
 from cbatch.runtime import cpu
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from policies.chunking import Fixed
 from policies.evictions import LRU
 from policies.sarathi_serve import SarathiServe

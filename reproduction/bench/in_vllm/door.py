@@ -25,7 +25,7 @@ from tabulate import tabulate
 from cbatch import ConfigError
 from cbatch.validation import Switch
 from experiments.settings.command_line import Count
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.provenance import write_benchmark
 from experiments.workloads import TraceReplay
 from reproduction import BENCH, RESULTS

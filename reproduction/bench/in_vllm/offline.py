@@ -12,8 +12,8 @@ import numpy as np
 
 from cbatch import ModelSpec, Request
 from experiments.settings.command_line import Count
-from experiments.settings.presets import load_spec
-from experiments.settings.servers import equal_requests
+from experiments.setup.presets import load_spec
+from experiments.setup.servers import equal_requests
 from experiments.store.provenance import spread, write_benchmark
 from reproduction import BENCH, RESULTS
 from reproduction.bench.in_vllm.model import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM, write_model

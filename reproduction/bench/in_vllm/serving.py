@@ -18,7 +18,7 @@ from urllib.request import urlopen
 
 from cbatch import CbatchError
 from experiments.settings.command_line import Count
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.provenance import write_benchmark
 from experiments.workloads import TraceReplay
 from reproduction import BENCH, RESULTS

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from cbatch import ConfigError, ModelSpec, Request
 from cbatch.model.checkpoint import Vocabulary
-from experiments.settings.servers import equal_requests
+from experiments.setup.servers import equal_requests
 from experiments.workloads import ClosedBatch, TraceReplay
 
 UNITS = {

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 from cbatch import CbatchError, ModelSpec, Request
 from experiments.bench import shortened
 from experiments.settings.command_line import Count
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.provenance import provenance, slug, spread, write_json
 from reproduction import BENCH, RESULTS
 from reproduction.bench.peers.cases import CASES, UNITS, Case, requests_of, speed

@@ -34,7 +34,7 @@ from cbatch.model.topology import Topology
 from cbatch.sim import Profile, ProfileCost, SimExecutor
 from cbatch.sim.stages import Span
 from experiments.plots.style import line_style, new_figure
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.workloads import AllAtOnce, OpenLoop, ZipfLengths
 from policies.chunking import TileAligned
 from policies.orca import Orca

@@ -17,7 +17,7 @@ from cbatch.sim import Profile, ProfileCost
 from cbatch.sim.roofline import Ceilings
 from experiments.plots.parts import draw_spans, lane_axes
 from experiments.plots.style import PAGE, line_style
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from reproduction.bench.host_time import DEVICE, KINDS, SHOWN_MS, WAIT
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import add_provenance, pivot, read_stored, select

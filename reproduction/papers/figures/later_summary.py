@@ -19,7 +19,7 @@ from tabulate import tabulate
 from cbatch.model.topology import Topology
 from cbatch.sim import ProfileCost, load_profile
 from cbatch.sim.profile_file import profile_text
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from reproduction.papers.claims import Claim, Outcome, Verdict
 from reproduction.papers.jobs import Figures, run_jobs, summary_of
 from reproduction.papers.machines import Machines

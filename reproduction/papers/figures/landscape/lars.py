@@ -13,7 +13,7 @@ import pandas as pd
 from cbatch import SLO, PlanBuilder, Request, View
 from cbatch.results.metrics import collect_served
 from cbatch.sim import ProfileCost, load_profile
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from policies.lars import LARS
 from reproduction.papers.jobs import Figures, run_jobs, serve_on
 from reproduction.papers.machines import Machines

@@ -21,7 +21,7 @@ from cbatch.sim import Profile, ProfileCost
 from cbatch.sim.profile_file import profile_text
 from experiments.plots.parts import label_log
 from experiments.plots.style import line_style, new_figure
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from experiments.store.provenance import write_text
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import select

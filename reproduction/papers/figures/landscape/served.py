@@ -17,7 +17,7 @@ from matplotlib.ticker import StrMethodFormatter
 from cbatch.sim import ProfileCost, load_profile
 from experiments.plots.parts import label_log
 from experiments.plots.style import line_style, new_figure
-from experiments.settings.presets import load_spec
+from experiments.setup.presets import load_spec
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import select
 from reproduction.papers.jobs import Figures, crossing, run_jobs, summary_of
