@@ -4,6 +4,7 @@ Files and commands are taken from the documents themselves. Workloads are made s
 FILE; a command that is not followed is in `ELSEWHERE`, with the reason. Notebooks are executed by `test_notebooks`.
 """
 
+import ast
 import json
 import re
 import shlex
@@ -167,6 +168,18 @@ def test_a_document_is_followed_from_top_to_bottom(document: Path, folder: Path,
             seen_before = document != DOCUMENTS[0] and line.partition("  ")[0] in README
             if not seen_before and not any(re.match(pattern, line) for pattern in ELSEWHERE):
                 follow(line, folder)
+
+
+def test_the_methods_that_the_architecture_names_exist() -> None:
+    """In the named class itself, where a reader looks for them."""
+    defined = set[str]()
+    for file in chain((ROOT / "cbatch").rglob("*.py"), (ROOT / "experiments").rglob("*.py")):
+        for kind in [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]:
+            names = [node.name for node in ast.walk(kind) if isinstance(node, ast.FunctionDef)]
+            fields = [node.attr for node in ast.walk(kind) if isinstance(node, ast.Attribute)]
+            defined |= {f"{kind.name}.{name}" for name in names + fields}
+    named = set(re.findall(r"`([A-Z]\w+\.\w+)`", (ROOT / "docs" / "architecture.md").read_text()))
+    assert len(named) > 20 and named <= defined
 
 
 @pytest.mark.long
