@@ -91,6 +91,6 @@ class Resources(ABC):
         return sum(self.kv.num_lacking(request, request.num_computed + number) for request, number in pairs)
 
     def decode_blocks(self) -> Mapping[Request, int]:
-        """Returns the requests of `decoding` with a ready token, and the free blocks that the token takes: 0 or 1."""
+        """Returns the requests of `decoding` with a ready token, and the free blocks that the token takes."""
         ready = (request for request in self.decoding if request.num_ready)
         return {request: self.kv.num_lacking(request, request.num_computed + 1) for request in ready}

@@ -50,12 +50,12 @@ class PlanBuilder(Filling):
         if reserve:
             reserve = whole_number(min(reserve, request.max_tokens, self._kv.num_tokens), "reserve", request)
         held, computed = self._num_held(request, waiting), request.num_computed
-        room = (held + self._free_blocks) * self._block_size
+        room = (held + self._free_blocks) * self._block_size - self._ahead
         granted = min(wanted, self._tokens_left, room - computed)
         if granted <= 0 or reserve > room or (whole and granted < wanted):
             short_of_tokens = self._tokens_left < (wanted if whole else 1)
             return self._refuse(Refusal.TOKENS if short_of_tokens else Refusal.BLOCKS)
-        self._free_blocks -= blocks_lacking(max(computed + granted, reserve), held, self._block_size)
+        self._free_blocks -= blocks_lacking(max(computed + granted, reserve) + self._ahead, held, self._block_size)
         if reserve > held * self._block_size:
             self._plan.reserve[request] = reserve
         if waiting and held:
@@ -196,7 +196,7 @@ class PlanBuilder(Filling):
     def _add_drafts(self, place: int, k: int) -> int:
         """Adds at most `k` drafts to a decode in the plan; returns their number."""
         request, size = self._plan.requests[place], self._block_size
-        needed = request.num_computed + 1
+        needed = request.num_computed + 1 + self._ahead
         held = max(self._kv.num_held(request), -(-needed // size))
         k = min(k, self._tokens_left, (held + self._free_blocks) * size - needed)
         number = self._view.drafts.propose(request, k) if k > 0 else 0
@@ -234,12 +234,12 @@ class PlanBuilder(Filling):
 
     def _add_by_preempting(self, request: Request) -> int:
         """Preempts newer requests to free a block for `request`, unless enough blocks are about to become free."""
-        while self._free_blocks == 0:
-            if self.wait_for_blocks(request, 1):
+        while not self.add(request, 1):
+            if self._refusal is not Refusal.BLOCKS or self.wait_for_blocks(request, 1):
                 return 0
             planned = {*self._plan.requests, *self._plan.preempt}
             victim = next(newest for newest in reversed(self._view.running) if newest not in planned)
             self.preempt(victim)
             if victim is request:
                 return 0
-        return self.add(request, 1)
+        return 1

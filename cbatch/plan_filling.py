@@ -11,7 +11,7 @@ from cbatch.limits import Resources
 from cbatch.plan import Plan, Refusal
 from cbatch.request import Request, read_only
 
-_FROM_VIEW = ("_block_size", "_kv", "_limits", "_view")
+_FROM_VIEW = ("_ahead", "_block_size", "_kv", "_limits", "_view")
 _IN_PLAN = ("_bulk", "_decodes", "_named", "_num_tokens", "_padding", "_plan", "_refusal", "_shared")
 _LEFT = ("_coming_blocks", "_free_blocks", "_places", "_rows_left", "_tokens_left")
 
@@ -43,7 +43,13 @@ class Filling:
         self._free_blocks = kv.num_free
         self._refusal: Refusal | None = None
         self._padding: int | None = None
-        self._view, self._limits, self._kv, self._block_size = view, limits, kv, kv.block_size
+        self._view, self._limits, self._kv, self._block_size, self._ahead = (
+            view,
+            limits,
+            kv,
+            kv.block_size,
+            kv.num_ahead,
+        )
         self._places = view.num_places
         self._coming_blocks = kv.num_retiring
         self._named: set[Request] = set()  # added one by one, preempted or rejected
@@ -103,7 +109,7 @@ class Filling:
             place = planned.index(request)
             del planned[place]
             granted, reserve = plan.num_tokens.pop(place), plan.reserve.pop(request, 0)
-            held, kept = self._shared.pop(request, 0), max(request.num_computed + granted, reserve)
+            held, kept = self._shared.pop(request, 0), max(request.num_computed + granted, reserve) + self._ahead
             held += self._kv.num_held(request)
             self._free_blocks += blocks_lacking(kept, held, self._block_size)
             self._places += self._view.is_waiting(request)

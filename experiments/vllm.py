@@ -34,7 +34,19 @@ from experiments.store.run_folder import CONFIG, DECISIONS
 
 VARIABLE = "CBATCH"
 
-_KEYS = ("policy", "chunking", "predictor", "chunk", "batch", "model", "hardware", "patience", "metrics", "vllm")
+_KEYS = (
+    "policy",
+    "chunking",
+    "predictor",
+    "drafting",
+    "chunk",
+    "batch",
+    "model",
+    "hardware",
+    "patience",
+    "metrics",
+    "vllm",
+)
 """The keys, or first parts of keys, that describe a policy. vLLM decides everything else about a run."""
 
 
@@ -54,7 +66,8 @@ class PolicyScheduler:
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # like `python -m`, so that policies in files can be imported
         with variable() as overrides:
-            adapter = make_adapter(overrides, vllm_config.parallel_config.tensor_parallel_size)
+            speculates = vllm_config.speculative_config is not None
+            adapter = make_adapter(overrides, vllm_config.parallel_config.tensor_parallel_size, speculates)
             return make_scheduler(adapter, vllm_config, **arguments)
 
 
@@ -75,15 +88,19 @@ def variable() -> Iterator[list[str]]:
         raise ConfigError(f"{VARIABLE}={shlex.join(overrides)!r}: {message}") from None
 
 
-def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
+def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1, speculates: bool = True) -> Adapter:
     """Returns the adapter that the overrides describe.
 
-    tensor_parallel: vLLM's degree, for predictions. Without `hardware`, predictions are for vLLM on this machine's GPU, or an H200.
+    tensor_parallel: vLLM's degree, for predictions. speculates: whether vLLM proposes drafts. Without `hardware`, predictions are for vLLM on this machine's GPU, or an H200.
     Raises CbatchError if an override cannot be used; the message names the override and the reason.
     """
     values, keys, settings = _compose(overrides, tensor_parallel)
     if "policy" not in values:
         raise ConfigError("policy: is missing; give policy=NAME")
+    if "drafting" in settings.policy.section and not speculates:
+        raise ConfigError(
+            "drafting: vLLM proposes no drafts; give vllm --speculative-config too, or leave drafting out"
+        )
     if "model" not in values and _predicts(settings.policy):
         raise ConfigError("model: is missing; the policy predicts iterations: give model=NAME and hardware=NAME")
     batch = settings.batch if "batch" in values else None

@@ -22,6 +22,7 @@ class KVView(ABC):
     block_size: tokens per block. num_blocks: blocks of the whole cache. num_free: blocks that a plan can take.
     num_retiring: taken blocks that become free when the iterations in flight have ended.
     num_cached: free blocks whose content waiting requests may find; 0 without a prefix cache.
+    num_ahead: tokens for which a request holds blocks beyond those that it has computed: vLLM's drafters write there.
     """
 
     block_size: int
@@ -29,6 +30,7 @@ class KVView(ABC):
     num_free: int
     num_retiring: int
     num_cached: int = 0
+    num_ahead: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -66,4 +68,5 @@ class KVView(ABC):
 
     def num_lacking(self, request: Request, num_tokens: int) -> int:
         """Returns the free blocks that a request needs for `num_tokens`, beyond its held and shared blocks."""
-        return blocks_lacking(num_tokens, self.num_held(request) + self.num_shared(request), self.block_size)
+        held = self.num_held(request) + self.num_shared(request)
+        return blocks_lacking(num_tokens + self.num_ahead, held, self.block_size)

@@ -103,6 +103,7 @@ class Recorded(NamedTuple):
 
     events: in order. prefix_cache: whether blocks outlive requests. token_values: whether blocks are named by their tokens.
     iterations: see `Arrivals`. real_tokens: whether drafts had values, so that a drafter could find fewer than asked for.
+    num_ahead: see `KVView`.
     """
 
     limits: Limits
@@ -114,6 +115,7 @@ class Recorded(NamedTuple):
     iterations: Mapping[int, int] = {}
     num_host_blocks: int = 0
     real_tokens: bool = False
+    num_ahead: int = 0
 
     @classmethod
     def of(cls, engine: Engine, events: Sequence[Decision | StepEnd] = ()) -> "Recorded":

@@ -123,7 +123,7 @@ class _Launched(NamedTuple):
 
 class _KV(KVView):
     def __init__(self, recorded: Recorded, view: "_View") -> None:
-        self.block_size, self.num_blocks = recorded.block_size, recorded.num_blocks
+        self.block_size, self.num_blocks, self.num_ahead = recorded.block_size, recorded.num_blocks, recorded.num_ahead
         self._view = view
 
     def num_held(self, request: Request) -> int:

@@ -92,6 +92,8 @@ class SimulatedExecutor(Executor):
             problem = f"describes one GPU with {spec.num_layers} layers of {spec.hidden_size}, vLLM serves {served[0]} layers of {served[1]}"
             remedy = f"on {self.parallel_config.world_size} GPUs; give the model that vLLM serves, on one GPU"
             raise ConfigError(f"model={spec.name}: {problem} {remedy}")
+        if self.speculative_config is not None:
+            raise ConfigError("vllm.simulate: simulated workers propose no drafts; leave out --speculative-config")
         self._device = Device(self._cost, token=self.model_config.get_vocab_size() // 2)
         self._launched: EndingFuture | None = None
 

@@ -21,7 +21,9 @@ def _check(plan: Plan, view: VllmView, rules: Rules) -> None:
         rules.check_departures()
     num_tokens = sum(plan.num_tokens)
     for request, count in others.items():
-        if not isinstance(count, Integral) or not 1 <= count <= request.num_ready:
+        if not isinstance(count, Integral) or count < 1:
+            raise IllegalError
+        if count > (ready := request.num_ready) and count > ready + view.drafts.granted(request):
             raise IllegalError
     if plan.requests:
         rules.check_limits(num_newcomers, num_tokens)

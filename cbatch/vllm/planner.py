@@ -1,7 +1,7 @@
 """Calls the policy for plans over vLLM's state, reports events to the policy, and counts vLLM's deviations from the plans."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from logging import getLogger
 from operator import attrgetter
 from typing import Any
@@ -15,6 +15,7 @@ from cbatch.policy import HOOKS, check_policy, ignore, is_steady, name_of, optio
 from cbatch.record import StepRecord
 from cbatch.request import Request, Status
 from cbatch.stall import StallWatch
+from cbatch.vllm.drafts import VllmDrafts
 from cbatch.vllm.plan_check import check_plan
 from cbatch.vllm.recording import Recording
 from cbatch.vllm.request import Population, ServedRequest, served
@@ -32,7 +33,7 @@ class Planner:
     """The policy's side of the adapter. Reads vLLM's scheduler only through `VllmView`.
 
     planned: tokens of the latest plan, by vLLM's ids.
-    all_decode: whether the latest plan is exactly one token of each running request.
+    all_decode: whether the latest plan is exactly one token of each running request, and vLLM proposes no drafts.
     """
 
     def __init__(self, adapter: Adapter, scheduler: Any, limits: Limits, clock: Clock) -> None:
@@ -41,6 +42,7 @@ class Planner:
         self.mode, self.clock, self.counts = adapter.mode, clock, Counts()
         self.population = Population()
         self.view = VllmView(scheduler, self.population, limits, adapter.cost)
+        self.view.update(drafts=VllmDrafts(scheduler, self.population, self.counts))
         self._policy, self._name, self._stall_watch = policy, name_of(policy), StallWatch(adapter.patience)
         self._num_preempted = 0
         self.planned: dict[str, int] = {}
@@ -72,7 +74,7 @@ class Planner:
         return ""
 
     def submit(self, request: ServedRequest) -> None:
-        self.population.by_id[request.vllm_id] = request
+        self.population.submit(request)
         if self._recording is not None:
             self._recording.arrived(request)
 
@@ -137,7 +139,7 @@ class Planner:
             self._arriving.extend(served(population.waiting))  # the policy may consider them admitted
             return None
         self.planned = dict(zip(map(_VLLM_ID, plan.requests), plan.num_tokens, strict=True))
-        more = plan.preempt or plan.reject or plan.reserve
+        more = plan.preempt or plan.reject or plan.reserve or view.drafts.most
         self.all_decode = not more and len(plan) == len(population.running) and plan.requests == view.decodes
         return plan
 
@@ -151,8 +153,8 @@ class Planner:
 
     # -- an iteration was scheduled ------------------------------------------------------------------------------------
 
-    def launched(self, plan: Plan | None, scheduled: Mapping[str, int]) -> None:
-        """Records an iteration that vLLM scheduled. scheduled: tokens by vLLM's id. plan: the policy's plan."""
+    def launched(self, plan: Plan | None, scheduled: Mapping[str, int], drafts: Mapping[str, int]) -> None:
+        """Records an iteration that vLLM scheduled. scheduled, drafts: tokens by vLLM's id, drafts included. plan: the policy's plan."""
         view, population = self.view, self.population
         view.look_again()
         decodes, self._latest = view.decodes, None
@@ -168,6 +170,7 @@ class Planner:
                 requests = [request for request in requests if request.vllm_id in scheduled]
         if self._recording is not None:
             self._recording.launched(carried_out, requests, scheduled)
+        view.drafts.launched(scheduled, drafts, self.mode == "shadow")
         if not scheduled:
             return
         num_decodes = sum(request in population.decoding for request in requests) if self._counts_steps else 0
@@ -181,7 +184,7 @@ class Planner:
             used = view.kv.num_blocks - num_free
             state = self._num_preempted, used, len(population.waiting), len(population.running)
         times = (view.now, self.clock())
-        view.in_flight.append(Launched(view.iteration, requests, scheduled, *times, num_decodes, state, note))
+        view.in_flight.append(Launched(view.iteration, requests, scheduled, drafts, *times, num_decodes, state, note))
         view.update(iteration=view.iteration + 1)
         self._num_preempted = 0
         self.counts.iterations += 1
@@ -202,13 +205,16 @@ class Planner:
 
     # -- an iteration has ended ----------------------------------------------------------------------------------------
 
-    def received(self, received_at: float, receivers: Collection[str]) -> None:
-        """Records the end of the oldest iteration in flight. receivers: vLLM's ids of the requests that received a token."""
+    def received(self, received_at: float, num_received: Mapping[str, int]) -> None:
+        """Records the end of the oldest iteration in flight. num_received: tokens that requests received, by vLLM's id."""
         view, launched = self.view, self.view.in_flight.popleft()
         view.look_again()
         requests = launched.requests
-        if len(receivers) < len(requests):
-            requests = [request for request in requests if request.vllm_id in receivers]
+        if launched.drafts:
+            view.drafts.received(launched.drafts, num_received)
+            requests = [request for request in requests for _ in range(num_received.get(request.vllm_id, 0))]
+        elif len(num_received) < len(requests):
+            requests = [request for request in requests if request.vllm_id in num_received]
         for request in requests:
             request.receive(received_at)
         started = max(launched.launched_at, view.last_ended_at)
@@ -216,13 +222,13 @@ class Planner:
         if requests:
             self._stall_watch.note_progress(received_at)
         if self._recording is not None:
-            record = self._record(launched, started, received_at, len(requests))
+            record = self._record(launched, started, received_at, num_received)
             self._recording.ended(record, requests, self._ended)
         try:
             if self._on_tokens is not ignore and requests:
                 self._call(self._on_tokens, requests)
             if self._on_step is not ignore:
-                self._call(self._on_step, self._record(launched, started, received_at, len(requests)))
+                self._call(self._on_step, self._record(launched, started, received_at, num_received))
             self._tell_ended(launched)
         except CbatchError as error:
             self._failed(error)
@@ -251,11 +257,15 @@ class Planner:
             if request.announced:
                 self._call(self._on_finish, request)
 
-    def _record(self, launched: Launched, started: float, received_at: float, num_sampled: int) -> StepRecord:
-        num_tokens, at = sum(launched.num_tokens.values()), launched.launched_at
+    def _record(
+        self, launched: Launched, started: float, received_at: float, num_received: Mapping[str, int]
+    ) -> StepRecord:
+        num_tokens, at, drafts = sum(launched.num_tokens.values()), launched.launched_at, launched.drafts.values()
         times = (launched.planned_at, at, at, received_at, self.clock(), started, received_at)
-        batch = (len(launched.requests), num_tokens - launched.num_decodes, launched.num_decodes, 0, num_sampled)
-        return StepRecord(launched.index, *times, *batch, *launched.state, launched.note)
+        num_decodes, num_sampled = launched.num_decodes + sum(drafts), sum(num_received.values())
+        batch = (len(launched.requests), num_tokens - num_decodes, num_decodes, 0, num_sampled)
+        drafted = len(drafts), sum(drafts), num_sampled - len(num_received), max(drafts, default=0)
+        return StepRecord(launched.index, *times, *batch, *launched.state, launched.note, 0, 0, *drafted)
 
     # -- calls of the policy -------------------------------------------------------------------------------------------
 

@@ -20,7 +20,10 @@ class Recording:
         self._recorder, self._view = recorder, view
         self._seen: Seen | None = None
         self._preempted: list[int] = []
-        recorder.begin(Recorded(view.limits, view.kv.num_blocks, view.kv.block_size))
+        drafts, ahead = view.limits.max_drafts > 0, view.kv.num_ahead
+        recorder.begin(
+            Recorded(view.limits, view.kv.num_blocks, view.kv.block_size, real_tokens=drafts, num_ahead=ahead)
+        )
 
     def arrived(self, request: ServedRequest) -> None:
         """Adds `extra["waited"]`: seconds since the API server received the request. vLLM takes requests only between iterations."""
@@ -40,7 +43,7 @@ class Recording:
         assert self._seen is not None
         entries = tuple((request.id, scheduled[request.vllm_id]) for request in requests)
         preempt, seen = tuple(self._preempted), self._seen
-        decided = read(plan or Plan())._replace(entries=entries, preempt=preempt, pad_to=None, wake_at=None)
+        decided = read(plan or Plan())._replace(entries=entries, preempt=preempt, pad_to=None)
         # with nothing in flight, vLLM schedules in a busy loop
         waits = seen.num_in_flight and (seen.waiting or seen.running)
         if entries or preempt or decided.reject or waits:

@@ -25,14 +25,16 @@ class ServedRequest(Request):
 
     source: vLLM's request; None after the end. num_cached: returns a waiting request's tokens in the prefix cache.
     announced: whether `on_arrival` was called. ends_at: tokens computed or in flight from which on the last token by length is being sampled.
+    num_drafts: drafts in flight, which the counters hold until vLLM knows which of them were accepted.
     """
 
-    __slots__ = ("announced", "ends_at", "num_cached", "source", "vllm_id")
+    __slots__ = ("announced", "ends_at", "num_cached", "num_drafts", "source", "vllm_id")
 
     source: Any
     vllm_id: str
     announced: bool
     ends_at: int
+    num_drafts: int
     num_cached: Callable[["ServedRequest"], int]
 
     @classmethod
@@ -41,7 +43,7 @@ class ServedRequest(Request):
     ) -> "ServedRequest":
         request = cls.from_spec(spec_from(source, id_, now, max_model_len))
         request.source, request.vllm_id, request.num_cached = source, source.request_id, num_cached
-        request.announced, request.ends_at = False, request.max_tokens - 1
+        request.announced, request.ends_at, request.num_drafts = False, request.max_tokens - 1, 0
         return request
 
     @property
@@ -62,7 +64,7 @@ class ServedRequest(Request):
     @property
     def num_ready(self) -> int:
         total = self.num_tokens
-        return 0 if self.source is None or total >= self.max_tokens else total - self.num_computed
+        return 0 if self.source is None or total - self.num_drafts >= self.max_tokens else total - self.num_computed
 
     def receive(self, now: float) -> None:
         """Records the time of a token that the request received."""
@@ -82,11 +84,16 @@ def served(requests: Iterable[Request]) -> list[ServedRequest]:
 
 
 class Population(Queues):
-    """The requests that have not ended. by_id: all of them by vLLM's id."""
+    """The requests that have not ended. by_id: all of them by vLLM's id. Each has a `row`, which a later request takes over."""
 
     def __init__(self) -> None:
         super().__init__()
         self.by_id: dict[str, ServedRequest] = {}
+        self._free_rows: list[int] = []
+
+    def submit(self, request: ServedRequest) -> None:
+        request._row = self._free_rows.pop() if self._free_rows else len(self.by_id)
+        self.by_id[request.vllm_id] = request
 
     def preempt(self, request: ServedRequest) -> None:
         """Moves a request to the waiting ones. Call before vLLM frees the request's blocks."""
@@ -112,12 +119,14 @@ class Population(Queues):
     def leave_ending(self) -> None:
         """Removes decoding requests whose last token is in flight, since no token is left to compute."""
         decodes = served(self.decoding.members)
-        for request in [request for request in decodes if request.source.num_computed_tokens >= request.ends_at]:
-            self.leave(request)
+        for request in decodes[:]:
+            if request.source.num_computed_tokens - request.num_drafts >= request.ends_at:
+                self.leave(request)
 
     def end(self, source: Any, rejected: str | None, cancelled: bool, now: float) -> ServedRequest:
         """Records that vLLM has ended a request. rejected: why it was not served. cancelled: whether its client has left."""
         request = self.by_id.pop(source.request_id)
+        self._free_rows.append(request._row)
         self.leave(request)
         reason = FinishReason.LENGTH if source.num_tokens >= request.max_tokens else FinishReason.STOP
         if cancelled:

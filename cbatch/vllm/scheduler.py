@@ -52,7 +52,9 @@ class _Policed:
         """Follows this policy from now on. The scheduler must have no requests."""
         check_state(self, vllm_version)
         batch = min(adapter.batch or self.max_num_running_reqs, self.max_num_running_reqs)
-        limits = Limits(batch, self.max_num_scheduled_tokens, self.max_model_len, tile=adapter.tile)
+        limits = Limits(
+            batch, self.max_num_scheduled_tokens, self.max_model_len, adapter.tile, max_drafts=self.num_spec_tokens
+        )
         self._planner = Planner(adapter, self, limits, clock)
         self._steering, self._names = Steering(self), names_of(self)
         self._next_id = 0
@@ -89,7 +91,8 @@ class _Policed:
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         else:
             output = self._carry_out(plan, *args, **kwargs)
-        planner.launched(plan, output.num_scheduled_tokens)
+        drafts = {id_: len(tokens) for id_, tokens in output.scheduled_spec_decode_tokens.items()}
+        planner.launched(plan, output.num_scheduled_tokens, drafts)
         return output
 
     def _carry_out(self: Any, plan: Plan, *args: Any, **kwargs: Any) -> Any:
@@ -111,8 +114,8 @@ class _Policed:
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if scheduler_output.total_num_scheduled_tokens:
             every = (output for group in outputs.values() for output in group.outputs)
-            receivers = {output.request_id for output in every if output.new_token_ids}
-            self._planner.received(received_at, receivers)
+            num_received = {output.request_id: len(output.new_token_ids) for output in every if output.new_token_ids}
+            self._planner.received(received_at, num_received)
         for client, request_id, why in self._refused:
             ended = EngineCoreOutput(request_id, [], finish_reason=FinishReason.ABORT, stop_reason=why)
             outputs.setdefault(client, EngineCoreOutputs()).outputs.append(ended)

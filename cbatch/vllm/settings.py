@@ -59,7 +59,7 @@ class Counts:
 
     short: times that vLLM granted a request fewer tokens than planned. short_tokens: tokens planned but not granted. unplanned:
     preemptions that vLLM decided. fallbacks: iterations that vLLM decided because the policy failed. different: plans in shadow
-    mode that differ from vLLM's decision.
+    mode that differ from vLLM's decision. drafts, accepted_drafts: verified, and accepted. lacking_drafts: asked for, and not proposed by vLLM.
     """
 
     iterations: int = 0
@@ -68,9 +68,16 @@ class Counts:
     unplanned: int = 0
     fallbacks: int = 0
     different: int = 0
+    drafts: int = 0
+    accepted_drafts: int = 0
+    lacking_drafts: int = 0
 
     def __str__(self) -> str:
         short = f"{self.short} grants smaller than planned ({self.short_tokens} tokens)"
         parts = [f"{self.iterations} iterations", short]
         parts += [f"{self.unplanned} preemptions by vLLM itself", f"{self.fallbacks} fallbacks to vLLM's rule"]
-        return ", ".join([*parts, f"{self.different} decisions of vLLM that the policy would have made otherwise"])
+        parts.append(f"{self.different} decisions of vLLM that the policy would have made otherwise")
+        if self.drafts or self.lacking_drafts:
+            parts.append(f"{self.drafts} drafts, {self.accepted_drafts} accepted")
+            parts.append(f"{self.lacking_drafts} drafts asked for that vLLM had not proposed")
+        return ", ".join(parts)

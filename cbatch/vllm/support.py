@@ -21,7 +21,15 @@ _SEAMS = {
 }
 """Methods of vLLM's scheduler that the adapter calls or overrides, with the parameters that the adapter passes."""
 
-_STATE = ("running", "waiting", "requests", "need_mamba_block_aligned_split", "kv_cache_manager")
+_STATE = (
+    "running",
+    "waiting",
+    "requests",
+    "need_mamba_block_aligned_split",
+    "kv_cache_manager",
+    "num_spec_tokens",
+    "num_lookahead_tokens",
+)
 """Attributes of vLLM's scheduler that the adapter reads or replaces."""
 
 
@@ -68,13 +76,14 @@ def check_features(vllm_config: Any, kv_cache_config: Any) -> None:
     groups = cache.kv_cache_groups
     context = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
     kinds = [kind.__name__ for kind in type(groups[0].kv_cache_spec).__mro__] if len(groups) == 1 else []
-    spec = vllm_config.speculative_config
+    adaptive = getattr(vllm_config.speculative_config, "enable_adaptive_verification", False)
     refused = {
         f"{len(groups)} KV cache groups (a model that mixes kinds of attention)": len(groups) != 1,
         f"a KV cache of {kinds[0] if kinds else 'no layers'}": len(groups) == 1 and "FullAttentionSpec" not in kinds,
         f"pipeline_parallel_size={parallel.pipeline_parallel_size}": parallel.pipeline_parallel_size > 1,
         "context parallelism": context > 1,
-        f"speculative decoding ({getattr(spec, 'method', '')})": spec is not None,
+        "enable_adaptive_verification, which moves drafts to other requests than planned (drafting=adaptive plans them)": adaptive,
+        "a diffusion model": getattr(model, "is_diffusion", False),
         "an encoder-decoder model": model.is_encoder_decoder,
         "a pooling model": model.runner_type == "pooling",
     }

@@ -10,12 +10,13 @@ from cbatch.kv import BlockHash, Freed, KVView
 from cbatch.limits import Limits
 from cbatch.request import Request, Status
 from cbatch.view import View
+from cbatch.vllm.drafts import VllmDrafts
 from cbatch.vllm.request import Population, ServedRequest, served
 
 
 @dataclass(slots=True)
 class Launched:
-    """An iteration that vLLM has scheduled. requests: in the order of the plan. num_tokens: by vLLM's id. Times in seconds.
+    """An iteration that vLLM has scheduled. requests: in the order of the plan. num_tokens, drafts: by vLLM's id. Times in seconds.
 
     num_decodes, state: as in `cbatch.record.InFlight`; 0 if neither hooks nor recordings need them.
     """
@@ -23,6 +24,7 @@ class Launched:
     index: int
     requests: list[ServedRequest]
     num_tokens: Mapping[str, int]
+    drafts: Mapping[str, int]
     planned_at: float
     launched_at: float
     num_decodes: int
@@ -42,17 +44,19 @@ class Launched:
         for request in self.requests:
             count = self.num_tokens[request.vllm_id]
             before = max(request.num_computed - count, 0)
+            count -= self.drafts.get(request.vllm_id, 0)
             if count > 1:
                 chunks.append((count, before))
             else:
                 num_decodes, context = num_decodes + 1, context + before + 1
-        return BatchShape(tuple(chunks), num_decodes, context)
+        return BatchShape(tuple(chunks), num_decodes, context).with_drafts(sum(self.drafts.values()))
 
 
 class VllmKVView(KVView):
     """vLLM's KV cache with one group. Blocks of cached prefixes count as free unless a request holds them."""
 
     num_free: int = property(lambda kv: int(kv._pool.get_num_free_blocks()))  # type: ignore[assignment]
+    num_tokens: int = property(lambda kv: kv.num_blocks * kv.block_size - kv.num_ahead)  # type: ignore[assignment]
     num_retiring = 0
 
     def __init__(self, scheduler: Any, view: "VllmView") -> None:
@@ -61,11 +65,13 @@ class VllmKVView(KVView):
         self._pool = self._cache.block_pool
         self._manager = self._cache.coordinator.single_type_managers[0]
         self._lookups: dict[Request, Sequence[Any]] = {}  # valid while a plan is made
-        self.block_size = int(scheduler.block_size)
+        self.block_size, self.num_ahead = int(scheduler.block_size), int(scheduler.num_lookahead_tokens)
         self.num_blocks = int(self._pool.num_gpu_blocks) - 1  # excludes vLLM's null block
 
     def num_at_border(self, decodes: Sequence[Request]) -> int:
-        """Returns the number of decodes whose blocks are all full, so that their next token needs another block."""
+        """Returns the blocks that the next tokens of decodes need: without tokens ahead, one for each decode whose blocks are all full."""
+        if self.num_ahead:
+            return sum(self.num_lacking(request, request.num_computed + 1) for request in decodes)
         size, held = self.block_size, self._manager.req_to_blocks
         full = [request for request in served(decodes) if not request.source.num_computed_tokens % size]
         return sum(len(held.get(request.vllm_id, ())) * size <= request.source.num_computed_tokens for request in full)
@@ -122,6 +128,7 @@ class VllmView(View):
 
     iteration = 0
     kv: VllmKVView
+    drafts: VllmDrafts
     in_flight: deque[Launched]
     last_ended_at: float
 
@@ -169,7 +176,7 @@ class VllmView(View):
         return {request: self.num_lacking_a_block([request]) for request in self.decoding}
 
     def num_lacking_a_block(self, decodes: Sequence[Request]) -> int:
-        """Returns the number of decodes that need a block for their next token."""
+        """Returns the blocks that decodes need for their next tokens."""
         if decodes is not self.decodes:
             return self.kv.num_at_border(decodes)
         if self._lacking is None:

@@ -34,7 +34,19 @@ class Options(SimpleNamespace):
         return False
 
 
-def vllm_config(limits: Limits, num_blocks: int, block_size: int, *, asynchronous: bool, prefix_cache: bool) -> Any:
+def vllm_config(
+    limits: Limits, num_blocks: int, block_size: int, *, asynchronous: bool, prefix_cache: bool, num_ahead: int = 0
+) -> Any:
+    """num_ahead: tokens that a drafter with layers of its own, such as EAGLE's, writes to the KV cache."""
+    most = limits.max_drafts
+    drafter = Options(
+        num_speculative_tokens=most,
+        max_num_new_slots_for_drafting=0,
+        use_eagle=lambda: num_ahead > 0,
+        uses_draft_model=lambda: False,
+        use_eagle_block_drop=lambda: False,
+        needs_eagle_block_drop=lambda: False,
+    )
     return Options(
         scheduler_config=Options(
             max_num_seqs=2 * limits.max_running,  # a request whose last token is in flight has a row, too
@@ -70,7 +82,10 @@ def vllm_config(limits: Limits, num_blocks: int, block_size: int, *, asynchronou
         kv_events_config=None,
         kv_transfer_config=None,
         ec_transfer_config=None,
-        speculative_config=None,
+        speculative_config=drafter if most else None,
+        num_speculative_tokens=most,
+        num_lookahead_tokens=num_ahead,
+        num_prefill_lookahead_tokens=min(num_ahead, 1),
     )
 
 
@@ -80,6 +95,9 @@ class NoGrammar:
 
     def accept_tokens(self, *given: Any) -> bool:
         return True
+
+    def validate_tokens(self, request: Any, tokens: list[int]) -> list[int]:
+        return tokens
 
 
 class NoImages:
@@ -97,6 +115,7 @@ class Rig:
     block_size: int
     asynchronous: bool = False
     prefix_cache: bool = False
+    num_ahead: int = 0
     change: Callable[[Any], None] = lambda config: None
     sample: Callable[[str], int] = lambda id_: 7
     now: float = 0.0
@@ -115,6 +134,7 @@ class Rig:
             self.block_size,
             asynchronous=self.asynchronous,
             prefix_cache=self.prefix_cache,
+            num_ahead=self.num_ahead,
         )
         self.change(config)
         group = KVCacheGroupSpec(

@@ -27,6 +27,7 @@ _REAL = (
     "vllm.v1.kv_cache_spec_registry",
     "vllm.v1.outputs",
     "vllm.v1.metrics.stats",
+    "vllm.v1.spec_decode.metrics",
     "vllm.v1.structured_output.request",
     "vllm.sampling_params",
     "vllm.utils.math_utils",

@@ -92,10 +92,13 @@ def test_an_iteration_takes_what_is_predicted_and_follows_the_one_before() -> No
     assert [round(later - end, 6) for end, later in pairwise(ends)] == [8, 4, 1, 1]
 
 
-def executor(monkeypatch: pytest.MonkeyPatch, variable: str, world_size: int = 1, num_layers: int = 32) -> Any:
+def executor(
+    monkeypatch: pytest.MonkeyPatch, variable: str, world_size: int = 1, num_layers: int = 32, drafter: Any = None
+) -> Any:
     """The one that `--distributed-executor-backend` names, as vLLM makes it for a model of 4,096 wide layers."""
     monkeypatch.setenv("CBATCH", variable)
     made = SimulatedExecutor()
+    made.speculative_config = drafter
     text = SimpleNamespace(num_hidden_layers=num_layers, hidden_size=4096)
     made.model_config = SimpleNamespace(hf_text_config=text, get_vocab_size=lambda: 128, dtype=torch.bfloat16)
     made.parallel_config = SimpleNamespace(world_size=world_size)
@@ -123,6 +126,11 @@ def test_a_simulated_gpu_has_the_memory_of_its_profile(monkeypatch: pytest.Monke
         ("model=llama-3.1-8b hardware=h201", {}, "hardware=h201: no such profile"),
         ("model=llama-3.1-8b", {"num_layers": 40}, "vLLM serves 40 layers of 4096 on 1 GPU"),
         ("model=llama-3.1-8b", {"world_size": 2}, "on 2 GPUs"),
+        (
+            "model=llama-3.1-8b",
+            {"drafter": object()},
+            "simulated workers propose no drafts; leave out --speculative-config",
+        ),
     ],
 )
 def test_what_cannot_be_simulated_is_one_line(

@@ -197,9 +197,8 @@ def check_population(rig: Any) -> None:
     scheduler, population = rig.scheduler, rig.scheduler._planner.population
     assert set(population.by_id) == set(scheduler.requests)
     running = [request for request in population.by_id.values() if request.source in scheduler.running]
-    assert {request for request in running if request.source.num_computed_tokens < request.ends_at} == set(
-        population.running
-    )
+    left = {request for request in running if request.num_computed - request.num_drafts < request.ends_at}
+    assert left == set(population.running)
     assert set(population.decoding) | set(population.prefilling) == set(population.running)
     assert all(not request.source.is_prefill_chunk for request in population.decoding)
     assert len(scheduler.waiting) + len(scheduler.running) == len(scheduler.requests)

@@ -19,7 +19,7 @@ from schedules import Wrapped
 from test_vllm_fuzz import STOP, Clients
 from vllm_rig import Rig
 
-from cbatch import SLO, Limits, Plan, Policy, Request, View
+from cbatch import SLO, CostModel, Limits, Plan, Policy, Request, View
 from cbatch.replay.decisions import Decided, Decision, Recorded, Seen, StepEnd, look, read
 from cbatch.replay.replay import ReplayComparison, replay
 from cbatch.request_spec import RequestSpec
@@ -107,10 +107,12 @@ class Kept:
 
     def close(self) -> None: ...
 
-    def replay(self, policy: Any) -> list[ReplayComparison]:
+    def replay(self, policy: Any, cost: CostModel | None = None) -> list[ReplayComparison]:
         found: list[ReplayComparison] = []
         recorded = self.recorded._replace(events=self.events)
-        replay(recorded, [Request.from_spec(spec) for spec in self.requests], policy, LinearCost(), found.append)
+        replay(
+            recorded, [Request.from_spec(spec) for spec in self.requests], policy, cost or LinearCost(), found.append
+        )
         return found
 
 
@@ -228,6 +230,7 @@ def test_a_preemption_frees_the_blocks_that_no_other_request_holds(in_flight: bo
     coordinator = SimpleNamespace(single_type_managers=[manager])
     scheduler = SimpleNamespace(
         block_size=4,
+        num_lookahead_tokens=0,
         kv_cache_manager=SimpleNamespace(block_pool=SimpleNamespace(num_gpu_blocks=9), coordinator=coordinator),
     )
     view: Any = SimpleNamespace(is_in_flight=lambda _: in_flight)

@@ -83,6 +83,8 @@ def test_predictions_are_of_vllm_on_the_gpu_here(
         ("policy=orca vllm.simulate=maybe", "vllm.simulate=maybe: give true or false"),
         ("policy=orca 'chunk=8", "CBATCH=policy=orca 'chunk=8: No closing quotation; close it"),
         ("policy=broken.Nowhere", "broken"),
+        ("policy=orca drafting=fixed", "drafting: vLLM proposes no drafts; give vllm --speculative-config too"),
+        ("policy=orca drafter=ngram", "drafter: is decided by vLLM"),
         *(
             (f"policy={policy} vllm.record=kept", "model: is missing; the policy predicts")
             for policy in ("qoserve chunking=slack", "lars", "mlfq")
@@ -106,7 +108,11 @@ def test_settings_that_cannot_be_used(
         ({"parallel_config__decode_context_parallel_size": 2}, "context parallelism"),
         ({"model_config__is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_config__runner_type": "pooling"}, "pooling"),
-        ({"speculative_config": type("Spec", (), {"method": "eagle3"})}, "speculative decoding .eagle3."),
+        ({"model_config__is_diffusion": True}, "diffusion"),
+        (
+            {"speculative_config": type("Spec", (), {"enable_adaptive_verification": True})},
+            "enable_adaptive_verification",
+        ),
     ],
 )
 def test_features_that_no_plan_describes(change: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
