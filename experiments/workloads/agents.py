@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import Annotated, Any, Literal
 
 from cbatch import WorkloadError
@@ -33,6 +34,8 @@ class _Call:
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Agents(ClosedLoop):
     """Recorded conversations: each request follows the previous one, and the sub-agents that had ended, after the recorded pause.
+
+    Nothing follows a sub-agent that did not return: it has no duration, or ends after the last request. Its requests are served nevertheless.
 
     A request repeats the tokens that its hash ids share with an earlier request of its conversation; if these are all of that request's
     full blocks, also that request's answer. All conversations share their tools and system prompt. `extra["tool"]` is the recorded
@@ -129,7 +132,8 @@ def _calls(record: Mapping[str, Any]) -> Iterator[_Call]:
                 yield _call(part, begin, follows)
                 follows, number = (number,), number + 1
             if follows != before:
-                open_agents.append((begin + float(entry.get("duration_ms") or 0.0) / 1000, number - 1))
+                duration = entry.get("duration_ms")
+                open_agents.append((inf if duration is None else begin + float(duration) / 1000, number - 1))
             continue
         joined = [last for end, last in open_agents if end <= begin]
         open_agents = [agent for agent in open_agents if agent[0] > begin]

@@ -58,7 +58,7 @@ class PinnedSessions(SarathiServe, ABC):
     def plan(self, view: View) -> Plan:
         self.lapse(view)
         plan = view.plan()
-        missing = view.ready_decodes(min(plan.rows_left, plan.tokens_left))[1]
+        missing = view.ready_decodes(plan.rows_left)[1]
         while self.pinned and missing > plan.free_blocks - self._num_blocks(view):
             self._unpin_latest()
         self.fill(plan, view, self._in_order(plan, view))
@@ -84,7 +84,6 @@ class PinnedSessions(SarathiServe, ABC):
             self.unpin(program)
             del self.first[program]
         elif not ends_program(request) and (seconds := self.keep(request)) is not None:
-            self.unpin(program)
             self._num_events += 1
             tokens = request.num_prompt_tokens + request.num_output_tokens - 1
             self.pinned[program] = Pin(self._num_events, tokens, now, now + seconds)
@@ -104,7 +103,7 @@ class PinnedSessions(SarathiServe, ABC):
         for request in self._queue.in_order(view):
             program, needed = program_of(request), view.kv.num_lacking(request, request.num_tokens)
             while needed > plan.free_blocks - self._num_blocks(view, but=program):
-                busy = view.running or plan.num_requests or view.num_in_flight
+                busy = plan.num_requests or view.num_in_flight
                 if busy or any(pin.until > view.now for pin in self.pinned.values()) or not self._unpin_latest(program):
                     return
             yield request

@@ -58,13 +58,14 @@ def serve(
     on_host: int = 0,
     eviction: Eviction | None = None,
     asynchronous: bool = False,
+    block_size: int = 1,
 ) -> Served:
-    """Serves sessions that begin at once, an iteration a second. memory: tokens of KV cache, in blocks of one."""
+    """Serves sessions that begin at once, an iteration a second. memory: tokens of KV cache."""
     server = Server(
         SimExecutor(SECOND),
-        Limits(batch, tokens, memory, tile=1, max_running=places),
+        Limits(batch, tokens, memory + 1, tile=1, max_running=places),
         SECOND,
-        KVSize(memory, 1, on_host),
+        KVSize(memory // block_size, block_size, on_host),
         asynchronous,
         prefix_cache=eviction,
     )
