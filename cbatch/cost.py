@@ -64,12 +64,16 @@ class CostModel(Protocol):
     def predict(self, shape: BatchShape) -> float:
         """Returns the seconds that the device is busy with an iteration of this shape."""
 
+    def copy_seconds(self, num_out: int, num_back: int, block_size: int) -> float:
+        """Returns the seconds to copy KV blocks of `block_size` tokens to host memory, and others back."""
+
 
 @dataclass(frozen=True)
 class CostFunction:
-    """A cost model made from one function."""
+    """A cost model made from functions. Copies take no time by default."""
 
     predict: Callable[[BatchShape], float]
+    copy_seconds: Callable[[int, int, int], float] = lambda num_out, num_back, block_size: 0.0
 
 
 NO_COST = CostFunction(lambda shape: 0.0)

@@ -22,7 +22,7 @@ class Continuum(PinnedSessions):
     steady = SarathiServe.steady
 
     def __init__(self, chunking: ChunkSelector, ttl: TimeToLive, pins: bool = True) -> None:
-        super().__init__(chunking, pins)
+        super().__init__(chunking, ttl.pauses, pins)
         self.ttl = ttl
 
     def keep(self, request: Request) -> float | None:
@@ -36,11 +36,3 @@ class Continuum(PinnedSessions):
         for program in [program for program, pin in self.pinned.items() if view.now >= pin.until]:
             if program not in self.waiting:
                 self.unpin(program)
-
-    def on_arrival(self, request: Request) -> None:
-        self.ttl.pauses.note_arrival(request)
-        super().on_arrival(request)
-
-    def on_finish(self, request: Request) -> None:
-        super().on_finish(request)
-        self.ttl.pauses.note_end(request, request.finished_at or 0.0)

@@ -11,7 +11,6 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 from cbatch.cost import BatchShape
-from cbatch.kv import Copies
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.sim.measured import DecodeOnly
@@ -164,11 +163,11 @@ class ProfileCost:
             self.num_outside += 1
         return self._times(shape, tables, token_times, paced=True)
 
-    def copy_seconds(self, copies: Copies, block_size: int) -> float:
-        """Returns the seconds of copies between a GPU's KV cache and host memory; all GPUs copy their parts at the same time."""
+    def copy_seconds(self, num_out: int, num_back: int, block_size: int) -> float:
+        """See `cbatch.CostModel`. All GPUs copy their parts at the same time. Raises ProfileError if the profile has no times of copies."""
         self._copies = True
         out, back = self.profile.links.of_host(self._kv_bytes * block_size, self.profile.name)
-        return len(copies.out) * out + len(copies.back) * back
+        return num_out * out + num_back * back
 
     def is_eager(self, shape: BatchShape) -> bool:
         """Returns whether there are captured graphs, but none for this iteration."""

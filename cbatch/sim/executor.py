@@ -149,7 +149,9 @@ class SimExecutor(Executor):
     def _copy(self, step: Step, copies: Copies) -> BlockCopies:
         """Copies KV blocks on a stream of their own, from the launch of an iteration on, which waits for its copies."""
         now, started = self._now, max(self._now, self._copied_at)
-        self._copied_at = ended = started + self._profile.copy_seconds(copies, step.pool.block_size)
+        self._copied_at = ended = started + self._profile.copy_seconds(
+            len(copies.out), len(copies.back), step.pool.block_size
+        )
         could_begin = max(now, self._stages.first_free_at)
         if ended > now:
             self._stages.record_host(now, ended, Cause.COPIES)
@@ -203,6 +205,9 @@ class _OneGpu:
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
 
+    def copy_seconds(self, num_out: int, num_back: int, block_size: int) -> float:
+        return self._cost.copy_seconds(num_out, num_back, block_size)
+
     def execute(self, shape: BatchShape) -> StageTimes:
         return StageTimes(self._cost.predict(shape), 0.0, 0.0, 0.0, ())
 
@@ -211,9 +216,6 @@ class _OneGpu:
 
     def graph_tokens(self, shape: BatchShape) -> None:
         return None
-
-    def copy_seconds(self, copies: Copies, block_size: int) -> float:
-        return 0.0
 
     def is_eager(self, shape: BatchShape) -> bool:
         return False

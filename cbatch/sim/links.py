@@ -49,7 +49,7 @@ class Links:
         """Returns the seconds of a copy to host memory, and of one from it. Raises ProfileError if they are not in the profile."""
         if self.to_host is None or self.from_host is None:
             key = "to_host" if self.to_host is None else "from_host"
-            problem = f"hardware={profile} has no times of copies between GPU and host, kv.host_tokens needs them"
+            problem = f"hardware={profile} has no times of copies between GPU and host, which kv.host_tokens and view.cost need"
             raise ProfileError(f"{problem}; add links.{key}, {_OR_MEASURED}")
         return self.to_host.at(num_bytes), self.from_host.at(num_bytes)
 

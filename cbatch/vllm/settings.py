@@ -17,6 +17,9 @@ class _NotGiven:
     def predict(self, shape: BatchShape) -> float:
         raise ConfigError("view.cost: the policy predicts iterations; give model=NAME and hardware=NAME in CBATCH")
 
+    def copy_seconds(self, num_out: int, num_back: int, block_size: int) -> float:
+        return self.predict(BatchShape())
+
 
 class Recorder(Protocol):
     """Receives records: `experiments.store.decisions_file.DecisionsWriter` writes them to a file."""

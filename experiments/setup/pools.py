@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 from cbatch import CbatchError, ConfigError, KVSize, Limits, ModelSpec, Policy, Server
 from cbatch.errors import ProfileError
 from cbatch.facts import Facts
-from cbatch.kv import Copies
 from cbatch.policy import check_policy
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost, SimExecutor
@@ -130,7 +129,7 @@ def _set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str])
     kv = _kv_size(settings, backend, spec, profile, limits, noted)
     backend.check_fits(spec, limits, kv)
     if backend.simulated and kv.num_host_blocks:
-        cost.copy_seconds(Copies(), kv.block_size)  # raises ProfileError
+        cost.copy_seconds(0, 0, kv.block_size)  # raises ProfileError
     chosen |= {f"{name}.{key}" if name else key: why for key, why in noted.items()}
     return Setup(name, settings, cost, limits, kv, policy, fits)
 

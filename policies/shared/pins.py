@@ -12,18 +12,24 @@ from typing import Any, NamedTuple
 
 from cbatch import Plan, PlanBuilder, Request, View
 from policies.chunking import ChunkSelector
+from policies.pauses import Pauses
 from policies.sarathi_serve import SarathiServe
 from policies.shared.programs import OpenPrograms, ends_program, program_of
 from policies.shared.waiting import WaitingQueue
 
 
 class Pin(NamedTuple):
-    """number: in the order of making. num_tokens: in the KV cache. since, until: seconds."""
+    """number: in the order of making. num_tokens: in the KV cache. since, until: seconds. pause: predicted seconds; None: unknown.
+
+    to_host: whether host memory should keep the blocks if the pin is given up.
+    """
 
     number: int
     num_tokens: int
     since: float
     until: float
+    pause: float | None
+    to_host: bool = False
 
 
 class PinnedSessions(SarathiServe, ABC):
@@ -35,15 +41,15 @@ class PinnedSessions(SarathiServe, ABC):
 
     depends_on = ("prefix_cache", "sessions")
 
-    def __init__(self, chunking: ChunkSelector, pins: bool = True) -> None:
-        """pins: False: blocks of pinned sessions are given to others."""
+    def __init__(self, chunking: ChunkSelector, pauses: Pauses, pins: bool = True) -> None:
+        """pauses: learns the pauses of sessions, and predicts them. pins: False: blocks of pinned sessions are given to others."""
         super().__init__(chunking)
-        self.pins = pins
+        self.pauses, self.pins = pauses, pins
         self.pinned: dict[Hashable, Pin] = {}
         self.first: dict[Hashable, int] = {}  # sessions in the order of their first arrivals
         self.waiting: defaultdict[Hashable, set[Request]] = defaultdict(set)
         self._queue, self._open, self._num_events = WaitingQueue(self.rank), OpenPrograms(), 0
-        self._given_up: dict[str, bool] = {}  # since the last plan: see `Plan.give_up`
+        self._given_up: dict[str, bool] = {}  # since the last plan
 
     @abstractmethod
     def keep(self, request: Request) -> float | None:
@@ -71,6 +77,7 @@ class PinnedSessions(SarathiServe, ABC):
         return built
 
     def on_arrival(self, request: Request) -> None:
+        self.pauses.note_arrival(request)
         self._open.arrive(request)
         self._num_events += 1
         self.first.setdefault(program_of(request), self._num_events)
@@ -86,15 +93,17 @@ class PinnedSessions(SarathiServe, ABC):
         elif not ends_program(request) and (seconds := self.keep(request)) is not None:
             self._num_events += 1
             tokens = request.num_prompt_tokens + request.num_output_tokens - 1
-            self.pinned[program] = Pin(self._num_events, tokens, now, now + seconds)
+            self.pinned[program] = Pin(self._num_events, tokens, now, now + seconds, self.pauses.mean(request))
             self._queue.push(*self.waiting.get(program, ()))
+        self.pauses.note_end(request, now)
 
     def unpin(self, program: Hashable) -> None:
         if self.pinned.pop(program, None) is not None:
             self._queue.push(*self.waiting.get(program, ()))
 
     def give_up(self, program: Hashable) -> None:
-        """Ends a pin before the session's next turn is admitted."""
+        """Ends a pin before the session's next turn is admitted, and tells the eviction (`Plan.give_up`)."""
+        self._given_up[str(program)] = self.pinned[program].to_host
         self.unpin(program)
 
     def _in_order(self, plan: PlanBuilder, view: View) -> Iterator[Request]:

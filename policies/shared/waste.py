@@ -16,11 +16,11 @@ def waste_of_computing(
     return own + per_token * (chunk * more * running + rest * (running + rest))
 
 
-def wastes(tokens: int, others: int, forward: float, pause: float, transfer: float | None = None) -> dict[str, float]:
+def wastes(tokens: int, others: int, forward: float, pause: float, copies: float | None = None) -> dict[str, float]:
     """Returns the waste of each choice by the formulas of the paper.
 
-    forward, transfer: seconds to compute the tokens, and to copy them to or from host memory; None: it has no room.
+    forward, copies: seconds to compute the tokens, and to copy them to host memory and back; None: it has no room.
     others: tokens of the batch beside them.
     """
     kept = {"discard": forward * (tokens + others), "preserve": pause * tokens}
-    return kept if transfer is None else {**kept, "swap": 2 * transfer * (tokens + others)}
+    return kept if copies is None else {**kept, "swap": copies * (tokens + others)}

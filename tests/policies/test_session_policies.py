@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schedules import Wrapped
 from test_sessions import SECOND, Scripted, scripts
 
-from cbatch import Eviction, FinishReason, KVSize, Limits, Plan, Policy, Request, Server, View
+from cbatch import CostFunction, Eviction, FinishReason, KVSize, Limits, Plan, Policy, Request, Server, View
 from cbatch.sim import SimExecutor
 from experiments.workloads import Session, Turn
 from experiments.workloads.scripts import prompts_of
@@ -59,12 +59,13 @@ def serve(
     eviction: Eviction | None = None,
     asynchronous: bool = False,
     block_size: int = 1,
+    cost: CostFunction = SECOND,
 ) -> Served:
     """Serves sessions that begin at once, an iteration a second. memory: tokens of KV cache."""
     server = Server(
         SimExecutor(SECOND),
         Limits(batch, tokens, memory + 1, tile=1, max_running=places),
-        SECOND,
+        cost,
         KVSize(memory // block_size, block_size, on_host),
         asynchronous,
         prefix_cache=eviction,
@@ -219,7 +220,7 @@ def test_the_wastes_are_those_of_infercept_s_code_and_paper() -> None:
     assert discard == pytest.approx(261.4, abs=0.05)
     assert 0.2 * 960 < discard < 0.3 * 960
     assert wastes(100, 300, 0.5, 0.1) == {"discard": 200, "preserve": 10}
-    of_three = [wastes(100, 300, 0.5, 3, transfer) for transfer in (0.05, 0.2, 0.3)]
+    of_three = [wastes(100, 300, 0.5, 3, transfer) for transfer in (0.1, 0.4, 0.6)]
     assert [min(each, key=each.__getitem__) for each in of_three] == ["swap", "swap", "discard"]
     assert [each["swap"] for each in of_three] == [40, 160, 240] and of_three[0]["preserve"] == 300
 
@@ -233,29 +234,26 @@ def test_the_wastes_are_those_of_infercept_s_code_and_paper() -> None:
         (True, 0.5, 9.0, None, (14, 6), (2, 0)),  # discard wastes a second of 6 tokens
         (False, 0.5, 0.25, 0.045, (5.25, 6.25), (6, 0)),  # swap wastes 2 * 0.27 * 6 = 3.24, preserve 3
         (False, 0.5, 0.25, 0.01, (6, 5), (6, 4)),  # swap wastes 0.72; J2's 8 tokens take 4 of the 6 blocks
-        (
-            False,
-            3.0,
-            0.25,
-            0.06,
-            (6, 5),
-            (2, 0),
-        ),  # swap wastes 4.32, discard 3.6: what is discarded does not go to the host
+        (False, 3.0, 0.25, 0.06, (6, 5), (2, 0)),  # swap wastes 4.32, discard 3.6, and is not for the host
         (True, 0.5, 9.0, 0.01, (14, 5), (6, 4)),
     ],
 )
 def test_infercept_keeps_what_wastes_less(
     paper: bool, mean: float, pause: float, swap: float | None, admitted: tuple[float, float], hits: tuple[int, int]
 ) -> None:
-    """The jobs of `continuum`; a token takes 0.1 s: computing 6 again wastes 0.1 * 6 * 6. hits: all, and in host memory."""
+    """The jobs of `continuum`; a token takes 0.1 s: computing 6 again wastes 0.1 * 6 * 6. hits: all, and in host memory.
+
+    swap: seconds to copy a block out or back; 6 out and back waste 2 * 6 * 6 times that.
+    """
     jobs = [
         Session("J1", [Turn(2, 5, extra={"tool": "ls"}), Turn(2, 1, (0,), pause, 0)]),
         Session("J2", [Turn(8, 1, pause=4.0)]),
     ]
     pauses = Pauses()
     pauses.add("ls", mean)
-    policy = InferCept(Fixed(20), pauses, 384, 0.0, 0.1, paper, swap)
-    _, second, other = serve(policy, jobs, memory=10, eviction=GivenUp(), on_host=100).requests
+    policy = InferCept(Fixed(20), pauses, 384, 0.0, 0.1, paper, swap is not None)
+    cost = CostFunction(SECOND.predict, lambda num_out, num_back, size: (swap or 0.0) * (num_out + num_back))
+    _, second, other = serve(policy, jobs, memory=10, eviction=GivenUp(), on_host=100, cost=cost).requests
     assert (second.admitted_at, other.admitted_at) == pytest.approx(admitted)
     assert (second.num_cached_tokens, second.num_host_tokens) == hits
 

@@ -9,7 +9,6 @@ from small_cluster import LINKS, SPEC, profile
 
 from cbatch import CostFunction, Engine, KVSize, Limits, Request, RunRecord, Server
 from cbatch.errors import ProfileError
-from cbatch.kv import Copies
 from cbatch.model.topology import Topology
 from cbatch.sim import ProfileCost, SimExecutor
 from experiments.workloads import AllAtOnce, Chat, FixedLengths
@@ -30,8 +29,9 @@ class Forgetful(LRU):
 
 def serve_by_hand(eviction: LRU) -> tuple[RunRecord, SimExecutor]:
     """Four blocks of a token, an iteration a second, 0.25 s to copy a block out and 0.5 s to copy it back; see the test."""
-    executor: Any = SimExecutor(UnitCost())
-    executor._profile.copy_seconds = lambda copies, size: 0.25 * len(copies.out) + 0.5 * len(copies.back)
+    executor = SimExecutor(
+        CostFunction(UnitCost().predict, lambda num_out, num_back, size: 0.25 * num_out + 0.5 * num_back)
+    )
     server = Server(executor, Limits(1, 8, 8), UnitCost(), KVSize(4, 1, 10), asynchronous=False, prefix_cache=eviction)
     prompts = {0.0: [1, 2, 3], 1.0: [4, 5, 6, 8], 3.0: [1, 2, 3, 9], 7.0: [4, 5, 6, 8]}
     requests = [
@@ -113,7 +113,7 @@ def test_a_profile_without_times_of_copies_is_named() -> None:
     with pytest.raises(
         ProfileError, match=r"hardware=made-up has no times of copies.*; add links.from_host, with bytes"
     ):
-        cost.copy_seconds(Copies(), 4)
+        cost.copy_seconds(1, 0, 4)
 
 
 def test_a_preempted_request_returns_from_host_memory() -> None:
