@@ -7,8 +7,7 @@ moves to the tail of the next queue. An iteration takes the first calls of the f
 moves to the first queue. Source: the paper's text; ATLAS from secondary notes. Differences: docs/policies/plas.md.
 """
 
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from itertools import filterfalse, islice
 from math import inf
 
@@ -16,9 +15,7 @@ from cbatch import Plan, Refusal, Request, View, is_steady
 from policies.chunking import ChunkSelector
 from policies.sarathi_serve import SarathiServe
 from policies.shared.attained import AttainedQueues, Program
-from policies.shared.programs import OpenPrograms, program_of
 from policies.shared.repeats import Repeats
-from policies.shared.step_times import shape_of
 from policies.shared.waiting import WaitingQueue
 
 
@@ -32,12 +29,10 @@ class Plas(SarathiServe):
         """thresholds: seconds at which the ranges of the second and the further queues begin. beta: .inf: no promotion."""
         super().__init__(chunking)
         self.thresholds, self.beta, self._queues = [*thresholds], beta, AttainedQueues(thresholds, beta)
-        self._programs, self._open = defaultdict[Hashable, Program](Program), OpenPrograms()
-        self._waiting = WaitingQueue(self._queues.place)
-        self._repeats = Repeats()
+        self._waiting, self._repeats = WaitingQueue(self._queues.place), Repeats(self._queues.charge)
 
     def plan(self, view: View) -> Plan:
-        self._repeats.catch_up(view, self._queues.charge)
+        self._repeats.catch_up(view)
         self._waiting.push(*filter(view.is_waiting, self._queues.promote(view.now)))
         plan, batch = view.plan(), view.limits.max_batch
         newcomers = [*islice(self._waiting.in_order(view), min(view.num_places, batch))]
@@ -52,14 +47,11 @@ class Plas(SarathiServe):
                 break
             budget -= chunk if plan.refusal is None else 0
         plan.add_decodes()
-        granted, shape = plan.plan.requests, shape_of(plan.plan)
-        seconds = view.cost.predict(shape) if granted else 0.0
-        self._waiting.push(*(request for request in newcomers if request not in granted), *plan.plan.preempt)
-        for request, num_tokens in plan.plan:
-            self._queues.charge(request, seconds, samples=num_tokens == request.num_ready)
+        granted, shape = plan.plan.requests, self._repeats.charge(plan.plan, view)
+        self._waiting.push(*filterfalse(granted.__contains__, newcomers), *plan.plan.preempt)
         decodes_all = 0 < shape.num_decodes == len(granted) == len(view.running) and not view.waiting
         self.steady = decodes_all and is_steady(self.chunking) and granted == sorted(granted, key=self._queues.place)
-        self._repeats.planned(view, shape, granted if self.steady else ())
+        self._repeats.expect(granted if self.steady else ())
         return plan.build(wake_at=self._queues.next_change(view.now, granted) if self.steady else inf)
 
     def on_arrival(self, request: Request) -> None:
@@ -67,18 +59,11 @@ class Plas(SarathiServe):
 
     def on_finish(self, request: Request) -> None:
         super().on_finish(request)
-        self._repeats.defer(self._finish, request)
+        self._repeats.defer(self._queues.leave, request)
 
     def _arrive(self, request: Request) -> None:
-        self._open.arrive(request)
-        program = self._programs[program_of(request)]
-        self._queues.join(request, program, self.attained(program, request))
+        self._queues.join(request, self.attained)
         self._waiting.push(request)
-
-    def _finish(self, request: Request) -> None:
-        self._queues.leave(request)
-        if self._open.finish(request):
-            del self._programs[program_of(request)]
 
     def attained(self, program: Program, request: Request) -> float:
         """Returns the seconds of service that a new call's program has attained."""

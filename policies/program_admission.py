@@ -16,7 +16,7 @@ from cbatch import ConfigError, Plan, Request, View, is_steady
 from policies.chunking import ChunkSelector
 from policies.sarathi_serve import SarathiServe
 from policies.shared.admission import Admission, Aimd, Thunder
-from policies.shared.programs import OpenPrograms, program_of
+from policies.shared.programs import OpenPrograms
 
 
 class ProgramAdmission(SarathiServe):
@@ -37,11 +37,8 @@ class ProgramAdmission(SarathiServe):
     ) -> None:
         """least_found: share of the prompts of later turns; 0 if there is no prefix cache. width: programs at first, of `aimd`."""
         super().__init__(chunking)
-        if rule not in ("aimd", "thunder") or not (
-            period > 0 and 0 < limit <= 1 and 0 <= least_found <= 1 and width >= 1
-        ):
-            ranges = f"{period=} > 0, 0 < {limit=} <= 1, 0 <= {least_found=} <= 1, {width=} >= 1"
-            raise ConfigError(f"policy: need {rule=} in aimd, thunder; {ranges}")
+        if rule not in ("aimd", "thunder") or not period > 0:
+            raise ConfigError(f"policy: need {rule=} in aimd, thunder, and {period=} > 0")
         self.rule, self.period, self.limit, self.least_found, self.width = rule, period, limit, least_found, width
         self.programs: Admission = Aimd(limit, least_found, width) if rule == "aimd" else Thunder(limit)
         self._next, self._preempted, self._found, self._asked, self._open = period, False, 0, 0, OpenPrograms()
@@ -54,12 +51,12 @@ class ProgramAdmission(SarathiServe):
         self.programs.fill(view)
         plan = super().plan(view)
         for request in filter(view.is_waiting, plan.requests):
-            del self.programs.program(program_of(request)).waiting[request]
+            del self.programs.of(request).waiting[request]
             if request.turn:
                 self._found, self._asked = self._found + request.num_computed, self._asked + request.num_prompt_tokens
         for request in plan.preempt:
             self._preempted = True
-            self.programs.program(program_of(request)).waiting[request] = None
+            self.programs.of(request).waiting[request] = None
         plan.wake_at = self._next
         return plan
 
@@ -68,17 +65,15 @@ class ProgramAdmission(SarathiServe):
         return chain(view.prefilling, chain.from_iterable(waiting))
 
     def on_arrival(self, request: Request) -> None:
-        program = self.programs.program(program_of(request))
+        program = self.programs.of(request)
         program.waiting[request] = None
         self._open.arrive(request)
-        program.num_open, program.tokens = program.num_open + 1, request.num_prompt_tokens
-        self.programs.note(program)
+        self.programs.note(program, 1, request.num_prompt_tokens)
 
     def on_finish(self, request: Request) -> None:
         super().on_finish(request)
-        program = self.programs.program(program_of(request))
+        program = self.programs.of(request)
         program.waiting.pop(request, None)
-        program.num_open, program.tokens = program.num_open - 1, request.num_prompt_tokens + request.num_output_tokens
-        self.programs.note(program)
+        self.programs.note(program, -1, request.num_prompt_tokens + request.num_output_tokens)
         if self._open.finish(request) or (not program.num_open and request.last is None):
             self.programs.end(program)

@@ -5,7 +5,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from cbatch import Request, View
+from cbatch import ConfigError, Request, View
+from policies.shared.programs import program_of
 
 
 @dataclass(eq=False)
@@ -26,20 +27,24 @@ class Admission(ABC):
 
     def __init__(self, limit: float) -> None:
         """limit: share of the KV cache."""
+        if not 0 < limit <= 1:
+            raise ConfigError(f"policy: need 0 < {limit=} <= 1")
         self.limit = limit
         self.active: dict[Hashable, Program] = {}
         self.held: dict[Hashable, Program] = {}
         self._num_programs = 0
 
-    def program(self, key: Hashable) -> Program:
-        """Returns the program with this key. A new one is held."""
+    def of(self, request: Request) -> Program:
+        """Returns the program of a request. A new one is held."""
+        key = program_of(request)
         if (known := self.active.get(key) or self.held.get(key)) is None:
             self._num_programs += 1
             self.held[key] = known = Program(key, self._num_programs)
         return known
 
-    def note(self, program: Program) -> None:  # noqa: B027  # optional
-        """Called when a request of the program has arrived or ended."""
+    def note(self, program: Program, opened: int, tokens: int) -> None:
+        """Called when a request of the program, of these tokens, has arrived (1) or ended (-1)."""
+        program.num_open, program.tokens = program.num_open + opened, tokens
 
     def end(self, program: Program) -> None:
         self.active.pop(program.key, None)
@@ -67,6 +72,8 @@ class Aimd(Admission):
 
     def __init__(self, limit: float, least_found: float, width: int) -> None:
         super().__init__(limit)
+        if not (0 <= least_found <= 1 and width >= 1):
+            raise ConfigError(f"policy: need 0 <= {least_found=} <= 1 and {width=} >= 1")
         self.least_found, self.width = least_found, width
 
     def fill(self, view: View) -> None:
@@ -102,7 +109,8 @@ class Thunder(Admission):
     def is_steady(self) -> bool:
         return not (self._paused and self._order)
 
-    def note(self, program: Program) -> None:
+    def note(self, program: Program, opened: int, tokens: int) -> None:
+        super().note(program, opened, tokens)
         if program.key in self.held:
             heappush(self._order, self._entry(program))
 
@@ -126,7 +134,7 @@ class Thunder(Admission):
                 break
             self.held[program.key] = self.active.pop(program.key)
             self._paused[program.key] = view.now
-            self.note(program)
+            heappush(self._order, self._entry(program))
 
     def _used(self, view: View) -> float:
         for key in [key for key in self._paused if key not in self.held or self._weight(self.held[key], view) < 1]:

@@ -6,12 +6,14 @@ with the service of its program, moves to the first queue.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
 from cbatch import ConfigError, Request
+from policies.shared.programs import OpenPrograms, program_of
 
 
 @dataclass(eq=False)
@@ -49,6 +51,7 @@ class AttainedQueues:
         self._thresholds, self._beta = thresholds, beta
         self._widths = [end - begin for begin, end in zip([0.0, *thresholds], [*thresholds, inf], strict=True)]
         self._calls: dict[Request, Call] = {}
+        self._programs, self._open = defaultdict[Hashable, Program](Program), OpenPrograms()
         self._num_joined = 0
         self._due: list[
             tuple[float, int, Request]
@@ -58,8 +61,11 @@ class AttainedQueues:
         """Returns a call's place, ascending from the head of the first queue to the tail of the last one."""
         return self._calls[request].place
 
-    def join(self, request: Request, program: Program, inherited: float) -> None:
-        """Adds a call. inherited: seconds of service that its program has attained."""
+    def join(self, request: Request, attained: Callable[[Program, Request], float]) -> None:
+        """Adds a call. attained: returns the seconds of service that its program has attained."""
+        self._open.arrive(request)
+        program = self._programs[program_of(request)]
+        inherited = attained(program, request)
         self._calls[request] = Call(program, inherited, request.arrival_time)
         self._move(request, bisect_right(self._thresholds, inherited))
 
@@ -79,6 +85,8 @@ class AttainedQueues:
         program.served += call.served
         program.waited += max(end - request.arrival_time - call.served, 0.0)
         program.chains[request.id] = call.inherited + call.served
+        if self._open.finish(request):
+            del self._programs[program_of(request)]
 
     def promote(self, now: float) -> Iterator[Request]:
         """Moves calls that have waited too long to the first queue, and yields them."""

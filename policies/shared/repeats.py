@@ -1,15 +1,17 @@
 """What a policy misses while a plan of decodes is repeated without it (`Policy.steady`), for policies that count service."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from cbatch import BatchShape, Request, View
+from cbatch import BatchShape, Plan, Request, View
+from policies.shared.step_times import shape_of
 
 
 class Repeats:
-    """Counts the repeats of the latest plan at the next one. Arrivals and ends come after the service of all repeats."""
+    """Charges the service of plans, and at the next plan that of the latest one's repeats. Arrivals and ends come after all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, charge: Callable[[Request, float, bool], None]) -> None:
+        """charge: called for each request with predicted seconds, and whether it gets a token."""
+        self._charge = charge
         self._events = list[tuple[Callable[[Request], object], Request]]()  # since the latest plan
         self._iteration, self._shape, self._requests = 0, BatchShape(), list[Request]()  # of the latest plan, if steady
 
@@ -17,17 +19,25 @@ class Repeats:
         """Calls `note` at the next plan."""
         self._events.append((note, request))
 
-    def planned(self, view: View, shape: BatchShape, requests: Sequence[Request]) -> None:
-        """Notes a plan. requests: those that it decodes if it may be repeated; else empty."""
-        self._iteration, self._shape, self._requests = view.iteration, shape, [*requests]
+    def charge(self, plan: Plan, view: View) -> BatchShape:
+        """Charges a plan. Returns its shape."""
+        self._iteration, self._shape = view.iteration, shape_of(plan)
+        seconds = view.cost.predict(self._shape) if plan.requests else 0.0
+        for request, num_tokens in plan:
+            self._charge(request, seconds, num_tokens == request.num_ready)
+        return self._shape
 
-    def catch_up(self, view: View, charge: Callable[..., Any]) -> None:
-        """Calls `charge(request, seconds, samples=True)` for each repeat, then notes the events."""
+    def expect(self, requests: Sequence[Request]) -> None:
+        """Notes which requests the plan decodes if it may be repeated; none: it is not."""
+        self._requests = [*requests]
+
+    def catch_up(self, view: View) -> None:
+        """Charges each repeat, then notes the events."""
         number, shape = len(self._requests), self._shape
         for repeat in range(1, view.iteration - self._iteration if number else 0):
             seconds = view.cost.predict(shape._replace(decode_context=shape.decode_context + repeat * number))
             for request in self._requests:
-                charge(request, seconds, samples=True)
+                self._charge(request, seconds, True)
         for note, request in self._events:
             note(request)
         self._events.clear()
