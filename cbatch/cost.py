@@ -17,9 +17,10 @@ class BatchShape(NamedTuple):
     """The features of a batch that determine the iteration's time.
 
     chunks: (tokens, context) for each request that computes prompt tokens; context = its tokens already in the KV cache.
-    num_decodes: requests that compute one token. decode_context: tokens of KV cache that all decodes read.
+    num_decodes: rows of one token, decodes and drafts. decode_context: tokens of KV cache before and in each row, summed.
     num_padding: tokens added to reach `Plan.pad_to`.
-    num_shared: tokens of `decode_context` that repeat tokens of another decode, in KV blocks that both hold.
+    num_shared: tokens of `decode_context` that repeat tokens of another row, in KV blocks that both hold.
+    num_drafts: rows that are drafts.
     """
 
     chunks: tuple[tuple[int, int], ...] = ()
@@ -27,6 +28,7 @@ class BatchShape(NamedTuple):
     decode_context: int = 0
     num_padding: int = 0
     num_shared: int = 0
+    num_drafts: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -57,7 +59,18 @@ class BatchShape(NamedTuple):
             num_decodes=self.num_decodes + number,
             decode_context=self.decode_context + context,
             num_shared=self.num_shared + context,
+            num_drafts=self.num_drafts + number,
         )
+
+    def read_together(self, rows: int) -> "BatchShape":
+        """Returns the decodes of a kernel that reads a context once for up to `rows` rows of a request; drafts are spread evenly."""
+        if not self.num_drafts:
+            return self
+        number = self.num_decodes - self.num_drafts
+        reads = min(number * -(-self.num_decodes // (number * rows)), self.num_decodes)
+        context = self.decode_context * reads // self.num_decodes
+        num_shared = max(self.num_shared + context - self.decode_context, 0)
+        return self._replace(num_decodes=reads, decode_context=context, num_shared=num_shared, num_drafts=0)
 
 
 class CostModel(Protocol):

@@ -62,7 +62,7 @@ class Step:
 
     def again(self, num_times: int) -> "Step":
         """Returns the iteration `num_times` later, if this iteration has only decodes and the batch stays the same."""
-        _, num_decodes, context, num_padding, num_shared = self.shape()
+        _, num_decodes, context, num_padding, num_shared, _ = self.shape()
         shape = BatchShape((), num_decodes, context + num_times * num_decodes, num_padding, num_shared)
         index, start = self.index + num_times, self.start + num_times
         return replace(self, index=index, start=start, num_found=0, copies=None, known_shape=shape, known_seconds=None)
@@ -132,7 +132,8 @@ class Step:
         num_shared, num_padding = int((more * context).sum()), self.pad_to - self.num_batch_tokens
         total = int(context.sum()) + num_shared + int((more * (more + ONE)).sum()) // 2
         num_shared += self.pool.num_shared_tokens(self.rows[is_decode])
-        self.known_shape = BatchShape(tuple(chunks), len(more) + int(more.sum()), total, num_padding, num_shared)
+        num_drafts = int(more.sum())
+        self.known_shape = BatchShape(tuple(chunks), len(more) + num_drafts, total, num_padding, num_shared, num_drafts)
         return self.known_shape
 
 

@@ -208,7 +208,8 @@ class _Replay(Hooked):
         rows = [(id_, after) for id_, count in entries if count == 1 or id_ in drafts for after in range(count)]
         context = sum(known[id_].computed + 1 + after for id_, after in rows)
         num_shared = sum(number * (known[id_].computed + 1) for id_, number in drafts.items())
-        shape = BatchShape(chunks, len(rows), context, (decided.pad_to or num_tokens) - num_tokens, num_shared)
+        num_padding, num_drafts = (decided.pad_to or num_tokens) - num_tokens, sum(drafts.values())
+        shape = BatchShape(chunks, len(rows), context, num_padding, num_shared, num_drafts)
         launched_at = end.record.launched_at if end else event.seen.now
         self.view.in_flight.append(_Launched(tuple(id_ for id_, _ in entries), drafts, shape, launched_at))
         for id_, count in entries:

@@ -45,6 +45,7 @@ class AttentionRates:
             per_decode_context=kv_bytes / self.bandwidth_bytes_per_second,
             per_chunk_context=kv_bytes / self.chunk_bandwidth_bytes_per_second,
             per_score=flops_per_score(share) / self.flops_per_second,
+            rows_per_read=rows_per_read(share),
         )
 
 
@@ -56,9 +57,10 @@ class RateAttention(Attention):
     per_decode_context: float
     per_chunk_context: float
     per_score: float
+    rows_per_read: int = 1
 
     def seconds(self, shape: BatchShape) -> float:
-        chunks, num_decodes, context_of_decodes, *_ = shape
+        chunks, num_decodes, context_of_decodes, *_ = shape.read_together(self.rows_per_read)
         if not chunks and not num_decodes:
             return 0.0
         seconds = context_of_decodes * self.per_decode_context
@@ -84,6 +86,7 @@ class TableAttention:
     shared_reads: share of the time of reading a context token that is saved if another decode also reads the token, which then
         comes from a GPU cache; against decodes. None: nothing is saved.
     least_read: time of reading all context from that cache, as a share of the time of reading it from memory.
+    rows_per_read: see `rows_per_read`.
     """
 
     chunks: ChunkGrid
@@ -93,6 +96,7 @@ class TableAttention:
     seconds_per_read: float = 0.0
     shared_reads: PiecewiseLinear | None = None
     least_read: float = 0.0
+    rows_per_read: int = 1
 
     @cached_property
     def _surely(self) -> tuple[float, float]:
@@ -121,7 +125,7 @@ class TableAttention:
         return max(measured, self.seconds_per_read)
 
     def seconds(self, shape: BatchShape) -> float:
-        chunks, num_decodes, context_of_decodes, _, num_shared = shape
+        chunks, num_decodes, context_of_decodes, _, num_shared, _ = shape.read_together(self.rows_per_read)
         seconds = 0.0
         most_tokens, most_before = self._surely
         for tokens, context in chunks:
@@ -141,12 +145,18 @@ class TableAttention:
         return seconds
 
     def covers(self, shape: BatchShape) -> bool:
-        chunks, number, context, _, _ = shape
+        chunks, number, context, *_ = shape.read_together(self.rows_per_read)
         most_tokens, most_before = self._surely
         for tokens, before in chunks:
             if (tokens > most_tokens or before > most_before) and not self.chunks.covers(tokens, before):
                 return False
         return not number or context <= self._reach(number)
+
+
+def rows_per_read(share: ModelSpec) -> int:
+    """Returns how many rows of a request the runtime's decode kernel reads its context for at once: they share 16 queries of a KV head."""
+    group = share.num_heads // share.num_kv_heads
+    return max(16 >> (group - 1).bit_length(), 1)
 
 
 def flops_per_score(share: ModelSpec) -> int:

@@ -80,6 +80,7 @@ class ProfileCost:
 
     estimated: names of the parts that were not measured for this model; see `Operations`.
     power: how the clock follows the GPU's load; None: unknown, with a constant clock.
+    max_rows: rows of the largest iteration without prompts, drafts included, for which graphs are captured; 0: `max_batch`.
     num_outside: executed iterations with shapes outside the measured range, whose times were extrapolated.
     """
 
@@ -97,7 +98,7 @@ class ProfileCost:
             ConfigError: the topology does not divide the model. ProfileError: the topology's links were not measured.
         """
         self.profile, self.spec, self.topology = profile, spec, topology
-        self.num_outside = 0
+        self.num_outside = self.max_rows = 0
         self.operations = profile.operations(spec, topology.tensor_parallel)
         self.estimated = self.operations.estimated
         share = topology.share(spec)
@@ -123,14 +124,14 @@ class ProfileCost:
     def predict(self, shape: BatchShape) -> float:
         """Returns the seconds that an iteration of this shape occupies the busiest device, which computes the last stage."""
         tables = self._tables(shape)
-        times = self._times(shape, tables, tables.times(shape.num_tokens))
+        times = self._times(shape, tables, tables.times(self._num_tokens(shape)))
         first = times.embedding if not times.transfers else 0.0
         return times.compute + times.communication + first + times.head
 
     def parts(self, shape: BatchShape) -> Parts:
         """Returns the seconds by operation; `total` is the time from the start in the first stage to the end in the last."""
         tables, stages = self._tables(shape), self.topology.pipeline_stages
-        token_times = tables.times(shape.num_tokens)
+        token_times = tables.times(self._num_tokens(shape))
         times = self._times(shape, tables, token_times)
         return Parts(
             stages * token_times.linear,
@@ -143,7 +144,7 @@ class ProfileCost:
     def execute(self, shape: BatchShape) -> StageTimes:
         """Returns the times of an executed iteration at the GPU's steady clock rate; see `pace` for others."""
         tables = self._tables(shape)
-        return self._execute(shape, tables, tables.times(shape.num_tokens))
+        return self._execute(shape, tables, tables.times(self._num_tokens(shape)))
 
     def execute_decodes(self, shape: BatchShape) -> Iterator[tuple[BatchShape, StageTimes]]:
         """Yields the shapes and `execute` times of the iterations that follow an iteration of decodes (`following_decodes`)."""
@@ -176,7 +177,7 @@ class ProfileCost:
     def graph_tokens(self, shape: BatchShape) -> int | None:
         """Returns the tokens of the captured graph that computes an iteration, or None."""
         prompts = bool(shape.chunks or shape.num_padding)
-        return None if self._padded is None else self._padded(shape.num_tokens, prompts=prompts)
+        return None if self._padded is None else self._padded(shape.num_tokens, max_rows=self.max_rows, prompts=prompts)
 
     def origins(self) -> dict[str, str]:
         """Returns the origin of each entry that predictions use; see `cbatch.sim.provenance`."""
@@ -242,6 +243,12 @@ class ProfileCost:
             return self._mixed
         return self._decode_only
 
+    def _num_tokens(self, shape: BatchShape) -> int:
+        """Returns the tokens of the products. The tables of iterations with prompts have other captured graphs than drafts have."""
+        if shape.num_drafts and not shape.chunks and shape.num_decodes > self._most_decodes:
+            return self.graph_tokens(shape) or shape.num_tokens
+        return shape.num_tokens
+
     def _token_times(self, parts: Operations | DecodeOnly, factor: float, mixed: bool, num_tokens: int) -> _TokenTimes:
         layers, embedding = self._layers, self.operations.embedding
         message = num_tokens * self.spec.hidden_size * DTYPE_BYTES[self.spec.dtype]
@@ -272,7 +279,7 @@ class ProfileCost:
 
 def following_decodes(shape: BatchShape) -> Iterator[BatchShape]:
     """Yields the shapes of the iterations after an iteration of decodes; each adds one token per request to the KV cache."""
-    _, number, context, num_padding, num_shared = shape
+    _, number, context, num_padding, num_shared, _ = shape
     while True:
         context += number
         yield BatchShape((), number, context, num_padding, num_shared)

@@ -99,11 +99,18 @@ class CapturedGraphs:
         check_ascending("tokens", self.tokens)
         check_length("fewest", self.fewest, "tokens", self.tokens)
 
-    def padded(self, num_tokens: int, max_batch: int, *, prompts: bool) -> int | None:
-        """Returns the tokens of the graph that computes an iteration; None: it runs unpadded. prompts: whether it has prompts."""
+    def padded(self, num_tokens: int, max_batch: int, max_rows: int = 0, *, prompts: bool) -> int | None:
+        """Returns the tokens of the graph that computes an iteration; None: it runs unpadded.
+
+        max_rows: of iterations without prompts, if drafts may make them more than `max_batch`. prompts: whether it has prompts.
+        """
         if not prompts:
-            sizes = [size for size in self.requests if size < max_batch]
-            return next((size for size in [*sizes, max_batch] if size >= num_tokens), None)
+            sizes = {max_batch, *(size for size in self.requests if size < max(max_batch, max_rows))}
+            if max_rows > max_batch:
+                powers = [1 << power for power in range(7, max_rows.bit_length())]
+                more = (*powers, *(3 * power // 2 for power in powers if power >= 256))
+                sizes |= {max_rows, *(size for size in more if size < max_rows)}
+            return min((size for size in sizes if size >= num_tokens), default=None)
         for size, fewest in zip(self.tokens, self.fewest, strict=True):
             if max_batch < size and num_tokens <= size:
                 return size if num_tokens >= fewest else None

@@ -12,7 +12,7 @@ from pydantic import Field
 from cbatch.errors import ConfigError, ProfileError
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.model.topology import Topology
-from cbatch.sim.attention import Attention, AttentionRates, flops_per_score
+from cbatch.sim.attention import Attention, AttentionRates, flops_per_score, rows_per_read
 from cbatch.sim.links import TO_ADD, Links
 from cbatch.sim.measured import PARTS, HostTime, HostTimes, Measured, MeasuredModel, SmallOperations
 from cbatch.sim.provenance import NOT_COMPARED, Compared, Loop, Place
@@ -232,6 +232,7 @@ class Profile:
             seconds_per_score=flops_per_score(share) / ceilings.flops_per_second,
             seconds_per_read=kv_bytes / self.peak.bandwidth_bytes_per_second if self.peak else 0.0,
             least_read=min(bandwidth / CACHE_BYTES_PER_SECOND, 1.0),
+            rows_per_read=rows_per_read(share),
         )
         small = self.small_operations
         other = small.of(share, bandwidth) if small else small_operations(share, ceilings)

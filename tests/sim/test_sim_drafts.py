@@ -10,11 +10,13 @@ import pytest
 
 from cbatch import BatchShape, ConfigError, CostFunction, KVSize, Limits, Policy, Request, RunRecord, Server, Step
 from cbatch.request import Ints
-from cbatch.sim import ProfileCost, SimExecutor
+from cbatch.runtime.fast.graph_shapes import decode_sizes
+from cbatch.sim import ProfileCost, SimExecutor, load_profile
 from cbatch.sim.drafter import SurvivalsDrafter, uniforms
 from cbatch.survivals import Shares
 from experiments.serve import serve
 from experiments.settings.compose import compose_run
+from experiments.settings.presets import load_spec
 from experiments.setup.assemble import assemble
 from policies.chunking import Fixed as FixedChunk
 from policies.drafting import Adaptive, DraftingRule, Ema, Fixed, Goodput, Table, ThroughputAware
@@ -154,9 +156,32 @@ def test_a_verification_reads_its_context_once() -> None:
     kv = KVSize(99, 4)
     server = Server(SimExecutor(cost, drafter=drafter), limits, cost, kv, asynchronous=False, drafter=drafter)
     server.engine(policy, [Request(0, 20, 5)]).run()
-    assert shapes[1] == BatchShape((), 4, 21 + 22 + 23 + 24, 0, 63)
+    assert shapes[1] == BatchShape((), 4, 21 + 22 + 23 + 24, 0, 63, 3)
     assert shapes[1].num_kv_reads == 21 + 1 + 2 + 3
-    assert BatchShape(((5, 0),), 2, 60, 0, 10).with_drafts(6) == BatchShape(((5, 0),), 8, 240, 0, 190)
+    assert BatchShape(((5, 0),), 2, 60, 0, 10).with_drafts(6) == BatchShape(((5, 0),), 8, 240, 0, 190, 6)
+
+
+@pytest.mark.parametrize(("drafts", "reads"), [(0, 8), (3, 8), (4, 16), (7, 16), (15, 32)])
+def test_a_read_of_a_context_serves_four_rows_of_llama(drafts: int, reads: int) -> None:
+    """Four query heads per KV head, of 16 that the decode kernel computes together; eight decodes at 500 tokens."""
+    cost = ProfileCost(load_profile("h200"), load_spec("llama-3.1-8b"), max_batch=128)
+    alone = BatchShape((), 8, 8 * 500)
+    attention = cost.parts(alone.with_drafts(8 * drafts)).attention
+    assert attention == pytest.approx(cost.parts(BatchShape((), reads, reads * 500, 0, (reads - 8) * 500)).attention)
+    assert BatchShape((), 8, 4000, 0, 700).with_drafts(56).read_together(4) == BatchShape((), 16, 8000, 0, 4700)
+
+
+@pytest.mark.parametrize(("batch", "drafts"), [(128, 7), (48, 3), (96, 1)])
+def test_drafts_have_the_graphs_of_the_runtime(batch: int, drafts: int) -> None:
+    cost = ProfileCost(load_profile("h200"), load_spec("llama-3.1-8b"), max_batch=batch)
+    cost.max_rows = batch * (1 + drafts)
+    sizes = decode_sizes(batch, cost.max_rows)
+    for rows in range(batch + 1, cost.max_rows + 1):
+        shape = BatchShape((), batch, 500 * batch).with_drafts(rows - batch)
+        padded = next(size for size in sizes if size >= rows)
+        assert cost.graph_tokens(shape) == padded
+        if padded > 128:  # the largest that iterations without prompts were measured at
+            assert cost.parts(shape).linear == cost.parts(shape.with_drafts(padded - rows)).linear
 
 
 def test_uniforms_are_uniform_and_independent() -> None:
@@ -173,7 +198,7 @@ def test_layers_and_passes_are_priced_on_the_hardware() -> None:
     small = ProfileCost(cost.profile, replace(settings.model, num_layers=1), max_batch=64)
     decode = small.predict(BatchShape((), 64, 64 * 512))
     assert SurvivalsDrafter(alpha=0.5, layers=1).on(cost).seconds(64, 3) == pytest.approx(3 * decode)
-    together = small.predict(BatchShape((), 192, 192 * 512, 0, 128 * 512))
+    together = small.predict(BatchShape((), 192, 192 * 512, 0, 128 * 512, 128))
     for parallel in (SurvivalsDrafter(alpha=0.5, layers=1, parallel=True, seconds_per_pass=0.001).on(cost),):
         assert parallel.seconds(64, 3) == pytest.approx(0.001 + together)
         assert parallel.seconds(64, 0) == parallel.seconds(0, 3) == 0.0
