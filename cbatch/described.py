@@ -1,9 +1,10 @@
 """Prints objects as they are written on the command line: `sarathi(chunk=256)`, `trail(c=0.5, chunk=256)`."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from inspect import signature
+from itertools import accumulate, pairwise
 from typing import Any
 
 
@@ -46,6 +47,27 @@ def name_of_class(kind: type) -> str:
     if module.replace("_", "") == kind.__name__.lower():
         return module
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower()
+
+
+def without_shared(texts: Iterable[str]) -> dict[str, str]:
+    """Returns short texts of objects, by text: without the arguments that all objects of a name have in common."""
+    parts = {text: (text.partition("(")[0], _split(text.partition("(")[2][:-1])) for text in texts}
+    short = {}
+    for text, (name, arguments) in parts.items():
+        alike = [{*others} for other, others in parts.values() if other == name]
+        shared = set.intersection(*alike) if len(alike) > 1 else set[str]()
+        own = ", ".join(argument for argument in arguments if argument not in shared)
+        short[text] = f"{name}({own})" if own else name
+    return short
+
+
+def _split(arguments: str) -> list[str]:
+    """Splits a text at the commas that are in no brackets."""
+    depths = accumulate((mark in "([{") - (mark in ")]}") for mark in arguments)
+    ends = [
+        place for place, (mark, depth) in enumerate(zip(arguments, depths, strict=True)) if mark == "," and not depth
+    ]
+    return [arguments[begin + 1 : end].strip() for begin, end in pairwise([-1, *ends, len(arguments)])]
 
 
 def class_name(text: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from cbatch import ConfigError
+from cbatch.described import without_shared
 from cbatch.validation import check_known
 from experiments.plots.style import MOST_SERIES, PLAIN, Look, visible
 from experiments.report.headings import heading_of
@@ -36,12 +37,13 @@ def load_series(folder: Path, look: Look = PLAIN, shown: Collection[str] = ()) -
     """Reads the finished runs that `look.runs` chooses. Prints the omitted runs.
 
     Runs that differ only in seeds, or in the settings `shown`, share a label. If all labels would begin with the same policy, the
-    policy moves to the column `heading`. shown: keys, or last parts of keys, which become columns.
+    policy moves to the column `heading`; arguments that all lines of a policy share are left out. shown: keys, or last parts of keys, which become columns.
     Raises ConfigError if there are no such runs.
     """
     runs, omitted = select_runs(folder, look.runs)
     whole = {key: whole_key(key, runs) for key in shown}
     runs = runs.assign(**{key: runs[name] for key, name in whole.items() if name in runs})
+    runs = runs.assign(policy=runs["policy"].map(without_shared(runs["policy"].unique())))
     labels, policy = label_runs(runs, [*whole.values()]), str(runs["policy"].iloc[0])
     shared = labels.nunique() > 1 and (labels + ", ").str.startswith(f"{policy}, ").all()
     shared = shared or labels.str.startswith(f"{policy}, ").all()

@@ -22,7 +22,7 @@ from experiments.setup.presets import load_spec
 from experiments.store.provenance import spread, write_benchmark
 from reproduction import BENCH, RESULTS
 from reproduction.bench.peers.cases import Case
-from reproduction.bench.peers.measure import graphics_card
+from reproduction.bench.peers.measure import graphics_card, store
 from reproduction.repeating import Text, expected_outcomes, write_checkpoint, wrong_share
 
 WORKS = (
@@ -62,7 +62,7 @@ def main(
     checkpoint: str = "",
     folder: str = RESULTS,
 ) -> None:
-    """Measures, prints and writes drafts.json; for vLLM peers/vllm-drafts-METHOD.json.
+    """Measures, prints and writes drafts.json; vLLM's figures are added to peers.json.
 
     works: places in `WORKS`, such as 0,2; all by default. plain: also without drafts, if they are ours. checkpoint: a folder, in which one is
     written if there is none; "": a temporary one.
@@ -85,8 +85,10 @@ def main(
         for name, found in runs:
             figures[name] = found
             print(f"{engine} {name}: " + ", ".join(f"{key} {_text(value)}" for key, value in found.items()), flush=True)
-            file = f"peers/vllm-drafts-{method}" if engine == "vllm" else "drafts"
-            written = write_benchmark(file, hardware, about, folder, BENCH)
+            if engine == "vllm":
+                written = store(f"vllm-drafts-{method}", hardware, {"section": ["drafts"], **about}, folder)
+            else:
+                written = write_benchmark("drafts", hardware, about, folder, BENCH)
     print(f"written: {written}")
 
 

@@ -37,6 +37,15 @@ def test_the_name_of_an_axis_breaks_between_words(key: str) -> None:
     assert wrap(heading.axis, 30).split() == words and len(words) > 1
 
 
+def test_lines_leave_out_what_all_lines_of_a_policy_share(tmp_path: Path) -> None:
+    chunking = "chunking=fixed(chunk=2048, tile=1)"
+    texts = [f"serve({chunking})", f"serve({chunking}, drafting=table([[1,32,7],[33,64,4]]))", "joint(tbt=1)", "orca"]
+    for number, text in enumerate(texts):
+        write_run(tmp_path / str(number), {**ABOUT, "policy": text}, {**SETTINGS, "policy": text})
+    runs = load_series(tmp_path)
+    assert {*runs["label"]} == {"serve", "serve(drafting=table([[1,32,7],[33,64,4]]))", "joint(tbt=1)", "orca"}
+
+
 def test_a_run_without_the_settings_of_the_others_has_a_name(tmp_path: Path) -> None:
     """Also where the policies are on the axis."""
     write_run(tmp_path / "undivided", ABOUT, SETTINGS)
