@@ -16,8 +16,8 @@ from cbatch.sim.drafter import SurvivalsDrafter, uniforms
 from cbatch.survivals import Shares
 from experiments.serve import serve
 from experiments.settings.compose import compose_run
-from experiments.settings.presets import load_spec
 from experiments.setup.assemble import assemble
+from experiments.setup.presets import load_spec
 from policies.chunking import Fixed as FixedChunk
 from policies.drafting import Adaptive, DraftingRule, Ema, Fixed, Goodput, Table, ThroughputAware
 from policies.drafting.acceptance import acceptance_length, conditional_rates, survivals_of
