@@ -65,7 +65,12 @@ def expected_outcomes(requests: Sequence[Request], k: int) -> NDArray[np.int64]:
 
 
 def write_checkpoint(spec: ModelSpec, folder: Path, device: str = "cuda") -> None:
-    """Writes a checkpoint of the Llama family, made on the device, with the shape and type of `spec`."""
+    """Writes a checkpoint, made on the device."""
+    make_model(spec, device).save_pretrained(folder)
+
+
+def make_model(spec: ModelSpec, device: Any) -> Any:
+    """Returns a model of the Llama family, of `transformers`, with the shape and type of `spec`."""
     import torch
 
     from cbatch.runtime.weights import load_model
@@ -79,4 +84,4 @@ def write_checkpoint(spec: ModelSpec, folder: Path, device: str = "cuda") -> Non
     tokens = torch.arange(len(head.weight) // CYCLE * CYCLE, device=device)
     embedding.weight.normal_(generator=torch.Generator(device).manual_seed(0))
     head.weight.zero_()[next_tokens(tokens)] = embedding.weight[tokens] / head.weight.shape[1] ** 0.5
-    model.save_pretrained(folder)
+    return model

@@ -3,17 +3,18 @@
     python -m reproduction.validation drafts hardware=h200                                             # on a GPU
     python -m reproduction.validation drafts measured=reproduction/results/h200/simulated-drafts.json  # simulates its runs again
 
-The text repeats with misprints (`reproduction/repeating.py`). A load's survivals are those of its runs with the most drafts, for every number of
-drafts. Two numbers of drafts are decided if they differ by more than any setting did between repeats.
+The text repeats with misprints (`reproduction/repeating.py`). Drafts survive in simulation as in the run of the same load and number of drafts. Two
+numbers of drafts are decided if they differ by more than any setting did between repeats.
 """
 
 import json
 from dataclasses import replace
+from importlib import import_module
 from itertools import combinations, product
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -22,28 +23,29 @@ from cbatch.results.summary import summarize
 from experiments.profile.machine import hardware_name
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
-from experiments.setup.presets import load_spec
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
-from reproduction.repeating import Text, write_checkpoint
+from reproduction.repeating import Text, make_model
 
-SETUP = "policy=sarathi_serve chunking=fixed chunk=1024 max_tokens=2048 batch=128 kv_tokens=147456 block_size=128 drafting=fixed"
-REQUESTS = {4: 12, 32: 64, 128: 128}
+SETUP = "model={} policy=sarathi_serve chunking=fixed chunk=1024 max_tokens=2048 batch=128 kv_tokens=147456 block_size=128 drafting=fixed"
+REQUESTS = {4: 8, 32: 32, 128: 128}
 """By load: how many run at a time."""
 TEXT = Text(0, 512, 512, 0.2)
 DRAWS = 4
 """Simulations of each run, with other draws of what is accepted; their figures are averaged."""
 
 
-def server_of(*keys: str) -> Any:
-    return assemble(compose_run(*SETUP.split(), *keys), largest=Request(0, TEXT.prompt + TEXT.new - 1, 1)).server
+def server_of(model: str, *keys: str) -> Any:
+    settings = compose_run(*SETUP.format(model).split(), *keys)
+    return assemble(settings, largest=Request(0, TEXT.prompt + TEXT.new - 1, 1)).server
 
 
-def figures(server: Server, load: int, k: int, vocabulary: int, number: int = 0) -> dict[str, Any]:
+def figures(server: Server, load: int, k: int, model: str, text: Text = TEXT) -> dict[str, Any]:
     """Serves requests, `load` at a time, with k drafts for each decode, and returns the run's figures."""
-    policy = compose_run(*SETUP.split(), f"drafting.k={k}").policy()
+    settings = compose_run(*SETUP.format(model).split(), f"drafting.k={k}")
     server = replace(server, limits=replace(server.limits, max_batch=load))
-    engine = server.engine(policy, TEXT._replace(number=number or REQUESTS[load]).requests(vocabulary))
+    requests = text._replace(number=text.number or REQUESTS[load]).requests(settings.model.vocab_size)
+    engine = server.engine(settings.policy(), requests)
     record = engine.run()
     steps, summary = record.steps, summarize(record, num_blocks=1, max_batch=1, outcomes=engine.state.drafts.counts)
     seconds, alone = steps[-1].done_at, [step for step in steps if not step.num_prefill_tokens]
@@ -68,7 +70,6 @@ def main(
     folder: str = RESULTS,
 ) -> None:
     """Serves and simulates, prints and writes simulated-drafts.json. measured: such a file, whose runs are simulated again; needs no GPU."""
-    vocabulary, most = load_spec(model).vocab_size, max(drafts)
     if measured:
         kept: dict[str, Any] = json.loads(Path(measured).read_text(encoding="utf-8"))
         rows, device = kept["runs"], kept["hardware"]
@@ -76,27 +77,26 @@ def main(
     else:
         device, about = hardware_name(backend), {}
         rows = [{"load": load, "k": k} for _, load, k in product(range(repeats), loads, drafts)]
-        with TemporaryDirectory() as checkpoint:
-            write_checkpoint(load_spec(model), Path(checkpoint), backend)
-            keys = f"model.path={checkpoint} drafter=ngram drafter.min_n=1 drafter.max_drafts={most}"
-            real = server_of(f"backend={backend}", *keys.split())
-        for load, k in product(loads, (0, most)):  # compiles what the first runs would compile
-            figures(real, load, k, vocabulary, number=min(load, 16))
+        drafter = f"drafter=ngram drafter.min_n=1 drafter.max_drafts={max(drafts)}"
+        module = import_module("cbatch.runtime.cpu" if backend == "cpu" else "cbatch.runtime.gpu.build")
+        with patch.object(module, "load_model", make_model):
+            real = server_of(model, f"backend={backend}", *drafter.split())
+        for load, k in product(loads, (0, max(drafts))):  # compiles what the first runs would compile
+            figures(real, load, k, model, TEXT._replace(number=min(load, 16), new=16))
         for row in rows:
-            row["measured"] = figures(real, row["load"], row["k"], vocabulary)
+            row["measured"] = figures(real, row["load"], row["k"], model)
             print(row, flush=True)
             write_benchmark("simulated-drafts", device, {"model": model, "runs": rows}, folder, VALIDATION)
-    for load, k in {(row["load"], row["k"]): None for row in rows}:
-        last = [row["measured"] for row in rows if row["load"] == load and row["measured"]["survivals"]][-1]
-        keys = f"model={model} hardware={hardware} drafter=survivals drafter.survivals={[*last['survivals'].values()]}"
-        runs = [
-            figures(server_of("backend=sim", *keys.replace(", ", ",").split(), f"seed={seed}"), load, k, vocabulary)
-            for seed in range(DRAWS)
-        ]
-        of_run = {key: fmean(run[key] for run in runs) for key in runs[0] if key != "survivals" and runs[0][key]}
-        for row in rows:
-            if (row["load"], row["k"]) == (load, k):
-                row["simulated"] = of_run
+    rows = [row for row in rows if "measured" in row]  # others did not end
+    for row in rows:
+        shares = [*(row["measured"]["survivals"] or {"1": 1.0}).values()]
+        keys = f"backend=sim hardware={hardware} drafter=survivals drafter.survivals={shares}".replace(
+            ", ", ","
+        ).split()
+        runs = [figures(server_of(model, *keys, f"seed={seed}"), row["load"], row["k"], model) for seed in range(DRAWS)]
+        row["simulated"] = {
+            key: fmean(run[key] for run in runs) for key, value in runs[0].items() if type(value) is float
+        }
     print(report(rows))
     about |= {"profile": hardware, "model": model, "runs": rows}
     print(f"written: {write_benchmark('simulated-drafts', device, about, folder, VALIDATION)}")
@@ -110,23 +110,25 @@ def report(rows: list[dict[str, Any]]) -> str:
     lines, right, decided = [], 0, 0
     for (load, k), cell in cells.items():
         parts = []
-        for name, simulated in cell[0]["simulated"].items():
-            real = fmean(row["measured"][name] for row in cell)
+        for name in cell[0]["simulated"]:
+            real, simulated = (fmean(row[kind][name] for row in cell) for kind in ("measured", "simulated"))
             parts.append(f"{name} {real:.5g} {simulated / real - 1:+.1%}")
         lines.append(f"{load} at a time, {k} drafts: " + ", ".join(parts))
     for name in ("tokens_per_second", "tpot_seconds"):
-        real = {place: [row["measured"][name] for row in cell] for place, cell in cells.items()}
-        noise = max(max(values) / min(values) - 1 for values in real.values())
+        repeated = [[row["measured"][name] for row in cell] for cell in cells.values()]
+        noise = max(max(values) / min(values) - 1 for values in repeated)
+        real, virtual = (
+            {place: fmean(row[kind][name] for row in cell) for place, cell in cells.items()}
+            for kind in ("measured", "simulated")
+        )
         for one, other in combinations(cells, 2):
-            apart = fmean(real[one]) / fmean(real[other]) - 1
+            apart = real[one] / real[other] - 1
             if one[0] == other[0] and abs(apart) > noise:
-                virtual = cells[one][0]["simulated"][name] / cells[other][0]["simulated"][name] - 1
-                decided, right = decided + 1, right + (apart * virtual > 0)
+                decided, right = decided + 1, right + ((virtual[one] > virtual[other]) == (apart > 0))
         best = max if name == "tokens_per_second" else min
         for load in dict.fromkeys(load for load, _ in cells):
             of_load = [place for place in cells if place[0] == load]
-            named = best(of_load, key=lambda place: cells[place][0]["simulated"][name])
-            true = best(of_load, key=lambda place: fmean(real[place]))
-            lines.append(f"{name}, {load} at a time: best {true[1]} drafts, simulated {named[1]}")
+            true, named = (best(of_load, key=values.__getitem__)[1] for values in (real, virtual))
+            lines.append(f"{name}, {load} at a time: best {true} drafts, simulated {named}")
         lines.append(f"{name}: noise {noise:.1%}")
     return "\n".join([*lines, f"pairs at equal load: {decided} decided, {right} right"])
