@@ -6,7 +6,7 @@ geometrically, by the mean fall of those before. A step down forgets the drafts 
 
 Source: sglang forks' python/sglang/srt/speculative/throughput_aware_controller.py (088c5abe) and throughput_aware_spec_params.py
 (23570745). Differences: seconds come from the cost model for the present batch and its context, not from a table measured at start for
-prompts of 2,048 tokens or less; 0 is a candidate only if named, as there.
+prompts of 2,048 tokens or less; candidates are the same for all batches. 0 is refused as a candidate, as there.
 """
 
 from collections import deque
