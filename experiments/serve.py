@@ -21,8 +21,8 @@ from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Served
 from cbatch.results.regret import regret
 from cbatch.results.replicas import COLUMNS, rows_of
+from cbatch.results.sessions import early_turns
 from cbatch.results.summary import offered_rate, summarize
-from cbatch.results.turns import early_turns
 from cbatch.results.utilisation import machines_of
 from experiments.progress import progress
 from experiments.report.text import run_text, title_of

@@ -1,11 +1,10 @@
 """Computes the most of each prompt that a prefix cache can hold, assuming that no block is ever evicted."""
 
 from collections.abc import Iterable, Sequence
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cbatch.kv import BlockHash
-from cbatch.kv.hashes import Prefix
+from cbatch.kv.hashes import hashes_outside
 from cbatch.request import Request, spec_of
 
 
@@ -49,10 +48,8 @@ def _hashes_of(request: Request, block_size: int) -> Sequence[BlockHash]:
     spec = spec_of(request)
     held = spec.num_prompt_tokens if spec.prompt is not None else len(spec.prefix_hashes) * spec.hash_block
     held = min(held, spec.num_prompt_tokens)
-    whole: Any = Request.from_spec(spec)
+    whole = Request.from_spec(spec)
     if spec.texts:
         whole.num_output_tokens = min(spec.max_new_tokens, spec.true_new_tokens or spec.max_new_tokens)
         held = whole.num_known
-    pool: Any = SimpleNamespace(block_size=block_size)
-    table: Any = SimpleNamespace(tokens=None)
-    return Prefix(whole, pool, table).hashes(held // block_size)[: held // block_size]
+    return hashes_outside(whole, block_size, held)

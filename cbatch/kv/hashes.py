@@ -31,8 +31,13 @@ SIMULATED_TOKEN = 7
 
 def prompt_hashes(request: Request, block_size: int) -> Sequence[BlockHash]:
     """Returns the hashes of the full blocks of a request's prompt, which needs no place in a cache or table."""
-    number = request.num_prompt_tokens // block_size
+    return hashes_outside(request, block_size, request.num_prompt_tokens)
+
+
+def hashes_outside(request: Request, block_size: int, num_tokens: int) -> Sequence[BlockHash]:
+    """Returns the hashes of the full blocks of a request's first tokens, without a cache or table."""
     outside: Any = SimpleNamespace(block_size=block_size, tokens=None)
+    number = num_tokens // block_size
     return Prefix(request, outside, outside).hashes(number)[:number]
 
 

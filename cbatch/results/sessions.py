@@ -1,5 +1,7 @@
 """Figures of sessions whose turns follow the ends of earlier ones: a session is a job, its turns are requests (docs/metrics.md).
 
+`early_turns` counts turns that do not follow them.
+
 arrival of turn 0 |===served===|   pause   |=turn 1=| pause |==turn 2==|
                   |            |        |==sub-agent==|     |          |
                   |<-- busy -->|        |<-- busy --->|     |<- busy ->|
@@ -7,7 +9,7 @@ arrival of turn 0 |===served===|   pause   |=turn 1=| pause |==turn 2==|
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -118,3 +120,26 @@ def _parts(turn: Entry, length: int) -> Iterator[tuple[tuple[int, int], int]]:
     for place, text in enumerate(turn.texts):
         following = turn.texts[place + 1][1] if place + 1 < len(turn.texts) else length
         yield text, min(following, length)
+
+
+def early_turns(ended: Iterable[Entry], served: Served) -> dict[str, int]:
+    """Counts turns that an open loop sends, or a server answers, before the answer in their prompt exists; empty without later turns.
+
+    turns: served ones whose prompt is long enough for the previous turn and its answer. arrived: before that answer was complete.
+    answered: got a token before.
+    """
+    sessions = {request.id: request.session for request in ended if request.session is not None}
+    names = ("id", "arrival", "first_token", "last_token", "prompt_tokens", "output_tokens")
+    columns = [getattr(served, name) for name in names]
+    # by session: when the answers so far are complete; tokens of the latest turn and its answer
+    latest: dict[str, tuple[float, int]] = {}
+    turns = arrived = answered = 0
+    for row in np.lexsort((served.id, served.arrival)).tolist():
+        id_, arrival, first_token, last_token, prompt, output = (column[row].item() for column in columns)
+        if (session := sessions.get(id_)) is None:
+            continue
+        complete, length = latest.get(session, (-np.inf, prompt + 1))
+        if length <= prompt:
+            turns, arrived, answered = turns + 1, arrived + (arrival < complete), answered + (first_token < complete)
+        latest[session] = max(complete, last_token), prompt + output
+    return {"turns": turns, "arrived": arrived, "answered": answered} if turns else {}

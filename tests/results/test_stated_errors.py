@@ -8,7 +8,7 @@ from test_figures_shown import simulated
 
 from cbatch import Request
 from cbatch.results.metrics import Served
-from cbatch.results.turns import early_turns
+from cbatch.results.sessions import early_turns
 from experiments.report.notes import beyond_text, notes_of, origin_of
 from experiments.report.text import run_text
 
