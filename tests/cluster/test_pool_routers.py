@@ -10,7 +10,7 @@ from cbatch.cluster import ClusterView, LeastLoaded, Moves, PoolRouters, Replica
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.roofline import Affine
-from experiments.api import simulate
+from experiments.api import serve, simulate
 from policies.evictions import LRU
 from policies.orca import Orca
 from policies.routers import BoundedLoads
@@ -160,3 +160,11 @@ def test_settings_give_each_pool_its_router() -> None:
 def test_routers_that_pools_cannot_have_are_refused(pools: dict[str, Any], keys: dict[str, Any], says: str) -> None:
     with pytest.raises(CbatchError, match=says):
         simulate("orca", "open_loop", requests=4, pools={**pools, "b": {}}, **keys)
+
+
+def test_pools_of_real_replicas_have_routers_of_their_own() -> None:
+    """The cluster's takes 0, 1, 2 in turn, so that requests 0, 3 and 6 are of pool a; pool b's takes its replicas in turn."""
+    pools = {"a": {}, "b": {"replicas": 2, "router": "round_robin"}}
+    keys = {"backend": "cpu", "batch": 4, "kv_tokens": 4096, "min_length": 8, "max_length": 16}
+    run = serve("orca", "open_loop", requests=7, rate=1000, pools=pools, **keys)
+    assert [run.record.replica_of[id_] for id_ in range(7)] == [0, 1, 2, 0, 1, 2, 0]

@@ -118,7 +118,7 @@ def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
         ("workload=closed", "workload=closed: clients send"),
         ("time_scale=2", "time_scale=2: real tokens"),
         ("stream=true", "stream, bounds:"),
-        ("autoscale=wva_v1 backend.replicas=2", "autoscale: replicas of a server"),
+        ("autoscale=wva_v1 backend.replicas=2", "autoscale: a server's number of replicas is fixed"),
         ("port=70000", "port=70000: give a whole number"),
     ],
 )
