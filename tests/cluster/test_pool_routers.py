@@ -162,6 +162,7 @@ def test_routers_that_pools_cannot_have_are_refused(pools: dict[str, Any], keys:
         simulate("orca", "open_loop", requests=4, pools={**pools, "b": {}}, **keys)
 
 
+@pytest.mark.long
 def test_pools_of_real_replicas_have_routers_of_their_own() -> None:
     """The cluster's takes 0, 1, 2 in turn, so that requests 0, 3 and 6 are of pool a; pool b's takes its replicas in turn."""
     pools = {"a": {}, "b": {"replicas": 2, "router": "round_robin"}}
