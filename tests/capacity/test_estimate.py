@@ -203,9 +203,6 @@ def test_what_a_queue_does_not_explain_stays(good: list[float]) -> None:
     assert adjusted(good) == good
 
 
-# -- a queue of our own parts -----------------------------------------------------------------------------------------
-
-
 # -- replications -----------------------------------------------------------------------------------------------------
 
 LENGTHS = UniformLengths(min_length=20, max_length=90, pd_ratio=4)
