@@ -37,6 +37,7 @@ class Arrivals(Protocol):
     num_unfinished: known requests that have not ended, arrived or not. The run ends when it is 0.
     server_seconds: spent by a request in a server before the engine sees the request; part of its latencies.
     follow_ends: whether a request may arrive because another one has ended.
+    all_known: whether the time of the next arrival is known until another request ends; otherwise one may arrive sooner.
     iterations: the earliest iteration of each request that arrives by iteration, by id, counted from 1; it arrives sooner if nothing
         is left to compute. All other requests arrive by time.
     """
@@ -46,6 +47,7 @@ class Arrivals(Protocol):
     num_unfinished: int = 0
     server_seconds: float = 0.0
     follow_ends: bool = False
+    all_known: bool = True
     iterations: Mapping[int, int] = {}
 
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
@@ -128,7 +130,8 @@ class Listed(Arrivals):
         self.num_unfinished += len(requests)
 
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
-        pending, arrived, latest = self._pending, list[Request](), now - self.server_seconds
+        arrived: list[Request] = []
+        pending, latest = self._pending, now - self.server_seconds
         while pending and pending[0][0] <= latest and pending[0][1] <= (iteration or 0):
             arrived.append(heappop(pending)[3])
         if iteration is None and not arrived and pending and pending[0][0] <= latest:
@@ -164,7 +167,7 @@ class Streamed(Listed):
         self.num_unfinished = self.facts.number or 0
 
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
-        arrived = list[Request]()
+        arrived: list[Request] = []
         while self.next() <= now:
             arrived.append(heappop(self._pending)[3])
             self._create()
@@ -174,7 +177,7 @@ class Streamed(Listed):
         if self._left is None:
             self._left = iter(self.make())
             self._create()
-        return super().next()
+        return self._pending[0][0] + self.server_seconds if self._pending else inf
 
     def withdraw(self, request: Request) -> None:
         super().withdraw(request)
@@ -201,6 +204,7 @@ class Posted(Listed):
         super().__init__()
         self.messages, self._patience = messages, min(patience, TIMEOUT_MAX)
         self.num_unfinished, self._is_open = 1, True
+        self.all_known = False
 
     def receive(self, message: Any) -> None:
         """Takes in a message, on the thread that serves."""

@@ -122,7 +122,7 @@ class Engine(Turns):
         if self.state.cache is not None:
             self.state.cache.pool.clear()
             if self.observer is not None:
-                self.observer.changed([(self.now(), self.state.pool.num_used)])
+                self.observer.changed(self.now(), self.state.pool.num_used)
 
     def step(self) -> None:
         """Takes one turn, without a leap."""

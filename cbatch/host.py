@@ -61,8 +61,8 @@ class Observer(Protocol):
     def left(self, request: Request) -> None:
         """Another engine continues a request."""
 
-    def changed(self, changes: Sequence[tuple[float, int]]) -> None:
-        """Iterations were launched or absorbed. changes: seconds and KV blocks in use, of each iteration of a leap, or of one."""
+    def changed(self, at: float, num_used: int, earlier: Sequence[tuple[float, int]] = ()) -> None:
+        """An iteration was launched or absorbed. at: seconds. num_used: KV blocks. earlier: both, of the other iterations of a leap."""
 
 
 def drive(host: Host, arrivals: Arrivals, on_turn: Callable[[Any], object] = lambda host: None) -> RunRecord:
@@ -75,17 +75,22 @@ def drive(host: Host, arrivals: Arrivals, on_turn: Callable[[Any], object] = lam
 
 def advance(host: Host, arrivals: Arrivals) -> None:
     """Waits if there is nothing to do yet, hands over the requests that have arrived, and takes a turn."""
-    at, now = host.next_at(), host.now()
-    if at > now and (arrival := arrivals.next()) > now:
+    at, arrival = host.next_at(), arrivals.next()
+    if at < arrival and arrivals.all_known:
+        for request in host.turn(arrival):
+            arrivals.ended(request)
+        return
+    now = host.now()
+    if at > now and arrival > now:
         if (time := min(at, arrival)) == inf and not host.num_in_flight:
             raise host.standstill(arrivals.num_unfinished)
         arrivals.wait(host, time)
-        at, now = host.next_at(), host.now()
-    if arrivals.next() <= now:
+        at, now, arrival = host.next_at(), host.now(), arrivals.next()
+    if arrival <= now:
         idle = at > now and not host.num_in_flight
         for request in arrivals.due(now, None if idle else host.iteration):
             host.arrive(request, now)
-        at, now = host.next_at(), host.now()  # in this order: real time goes on
+        at, now, arrival = host.next_at(), host.now(), arrivals.next()  # in this order: real time goes on
     if at <= now:
-        for request in host.turn(arrivals.next()):
+        for request in host.turn(arrival):
             arrivals.ended(request)

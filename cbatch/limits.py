@@ -8,7 +8,7 @@ from itertools import islice
 from cbatch.drafts import NO_DRAFTS, Drafts
 from cbatch.errors import ConfigError
 from cbatch.kv import KVView
-from cbatch.request import Request, Requests, Status
+from cbatch.request import WAITING, Request, Requests
 
 
 class _Default(int):
@@ -69,7 +69,7 @@ class Resources(ABC):
     drafts: Drafts = NO_DRAFTS
 
     def is_waiting(self, request: Request) -> bool:
-        return request.status is Status.WAITING
+        return request.status is WAITING
 
     @property
     def num_places(self) -> int:

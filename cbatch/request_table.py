@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sortedcontainers import SortedKeyList
 
 from cbatch.errors import WorkloadError
-from cbatch.request import NEVER, Ints, Request, Status
+from cbatch.request import NEVER, WAITING, Ints, Request, Status
 from cbatch.request_spec import LEAST_TEMPERATURE, RequestSpec
 
 ZERO, ONE, NONE = np.array(0), np.array(1), np.array(NEVER)
@@ -247,7 +247,7 @@ class Queues:
 
     def leave(self, request: Request) -> None:
         """Removes the request from all queues."""
-        if request.status is Status.WAITING:
+        if request.status is WAITING:
             self.waiting.remove(request)
         for part in (self.running, self.decoding, self.prefilling):
             part.discard(request)

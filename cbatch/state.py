@@ -15,7 +15,7 @@ from cbatch.kv import BlockPool, PrefixCache, PrefixPool
 from cbatch.lease import Lease
 from cbatch.plan import CheckedPlan
 from cbatch.request import NEVER, FinishReason, Ints, Request, Status, read_only, spec_of
-from cbatch.request_table import NONE, ONE, ZERO, Queues, RequestTable
+from cbatch.request_table import NONE, ONE, ZERO, Queues, RequestSet, RequestTable
 
 
 class Absorbed(NamedTuple):
@@ -37,6 +37,7 @@ class State(Queues):
     cache: the prefix cache; None: blocks end with their requests.
     ends_text: called with each token of a request with stop strings; returns whether the token completes a stop string.
     hands_over: called at a request's first admission; returns whether another engine continues the request after its first token.
+    admitted: the running requests, and those whose last token is in flight.
     leases: rows that requests have left behind: see `moves`.
     iteration: number of the next iteration. num_ended: number of absorbed iterations.
     latest: the step of the latest plan, unless a request has since begun or stopped decoding, or stopped running.
@@ -48,6 +49,7 @@ class State(Queues):
         self.cache = PrefixCache(pool, table) if isinstance(pool, PrefixPool) else None
         self.ends_text: Callable[[Request, int], bool] = lambda request, token: False
         self.hands_over: Callable[[Request], bool] = lambda request: False
+        self.admitted = RequestSet()
         self.leases: list[Lease] = []
         self.drafts: Drafts = NO_DRAFTS
         self.latest: Step | None = None
@@ -61,15 +63,6 @@ class State(Queues):
     def holds(self, request: Request) -> bool:
         """Returns whether the request waits or runs here."""
         return request._table is self.table or request in self.waiting
-
-    def admitted_rows(self) -> Ints:
-        """Returns the rows of the running requests, and of those whose last token is in flight."""
-        if not self._ending:
-            return self.running.rows
-        ending = (request for requests in self._ending.values() for request in requests)
-        return np.array(
-            [*self.running.rows, *(request._row for request in ending if request._table is not None)], np.int64
-        )
 
     def in_flight_until(self, request: Request) -> int | None:
         """Returns the last iteration in flight that computes tokens of the request, or None."""
@@ -145,6 +138,7 @@ class State(Queues):
             if self.hands_over(request):  # it leaves `running` with its first token in flight, as by length
                 self.table.limit[request._row] = min(request.num_tokens + 1, request.max_tokens)
         super().admit(request, now)
+        self.admitted.add(request)
 
     def fit_pool(self) -> None:
         """Extends the pool to a table that has grown."""
@@ -181,6 +175,7 @@ class State(Queues):
     def preempt(self, request: Request) -> None:
         """Frees a request's blocks and makes the request wait again; its output is kept."""
         self.leave(request)
+        self.admitted.discard(request)
         row = request._row
         request.lose(self.table.computed.item(row) - self.table.drafts.item(row))
         if self.cache is not None:
@@ -202,7 +197,8 @@ class State(Queues):
         self.num_ended = step.index + 1
         if self.cache is not None:
             self.cache.pool.now = now
-        receivers, received, done = table.id[rows], places, dict[Request, FinishReason]()
+        receivers, received = table.id[rows], places
+        done: dict[Request, FinishReason] = {}
         if step.drafts is None:
             known = table.known[rows]
             if tokens is not None and table.tokens is not None:
@@ -241,7 +237,8 @@ class State(Queues):
         self, step: Step, places: Ints, tokens: Tokens | None, done: dict[Request, FinishReason], now: float
     ) -> tuple[list[Request], list[Request]]:
         """Ends requests, those that are `done` among them; returns these, and those that another engine continues."""
-        leaving, table, rows = list[Request](), self.table, step.rows[places]
+        leaving: list[Request] = []
+        table, rows = self.table, step.rows[places]
         if tokens is not None:
             for place in places[table.can_stop[rows]].tolist():
                 request = step.requests[place]
@@ -278,6 +275,7 @@ class State(Queues):
             self.cache.end(request)
         if request._table is None:
             return None
+        self.admitted.discard(request)
         row = request._row
         request.count_recomputed(self.table.computed.item(row))
         request.token_times = self.table.token_times(row)

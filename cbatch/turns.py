@@ -119,7 +119,9 @@ class Turns:
         if not (self._may_leap and self.leaps) or waiting.arrived or not self._leap(until):
             self._step(until)
             if self.observer is not None:
-                self.observer.changed([(self.executor.now(), self.state.pool.num_used)])
+                self.observer.changed(self.executor.now(), self.state.pool.num_used)
+        if not self._ended:
+            return ()
         ended, self._ended = self._ended, []
         return ended
 
@@ -176,7 +178,7 @@ class Turns:
             self._latest = launched
             self._renewal = inf if plan.wake_at is None else plan.wake_at, plan.least_free
         if self.observer is not None:
-            self.observer.changed([(self.executor.now(), state.pool.num_used)])
+            self.observer.changed(launched.times[1], state.pool.num_used)
         return launched
 
     def _leap(self, until: float) -> bool:
@@ -209,7 +211,8 @@ class Turns:
             self._in_flight[0] = self._latest
         self._stall_watch.note_progress(received_at)
         if self.observer is not None:
-            self.observer.changed([(turn[1], num_used) for turn, num_used in zip(turns, foreseen, strict=False)])
+            *earlier, latest_change = ((turn[1], used) for turn, used in zip(turns, foreseen, strict=False))
+            self.observer.changed(*latest_change, earlier)
         if self._on_step is not ignore:
             for step in steps:
                 self._call(self._on_step, step)

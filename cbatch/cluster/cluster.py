@@ -71,7 +71,10 @@ class Cluster:
         self._rejected: dict[int, str] = {}  # reasons, by id
         self._now = 0.0
         self._turns = [(0.0, replica) for replica in range(len(self.engines))]  # a heap; some are out of date
-        self._due = [0.0] * len(self.engines)  # when the replicas take their next turns
+        self._turns.append((inf, -1))
+        self._due = [0.0] * len(self.engines) + [
+            inf
+        ]  # when the replicas take their next turns; the last one never does
         self._view.least = scaling.least if scaling else 1
         parts = self._view, self._look, self._idle_at, self._restart
         self.fleet = None if scaling is None else Fleet(scaling, *parts)
@@ -144,11 +147,10 @@ class Cluster:
         return self._now
 
     def next_at(self) -> float:
-        turns = self._turns
-        while turns and turns[0][0] != self._due[turns[0][1]]:
+        turns, due = self._turns, self._due
+        while (first := turns[0])[0] != due[first[1]]:
             heappop(turns)
-        at = turns[0][0] if turns else inf
-        return at if self.transfers is None else min(at, self.transfers.next_at)
+        return first[0] if self.transfers is None else min(first[0], self.transfers.next_at)
 
     def arrive(self, request: Request, now: float) -> None:
         """Routes a request."""
@@ -171,8 +173,7 @@ class Cluster:
 
     def turn(self, until: float) -> Sequence[Request]:
         """Takes the turn of the replica that is due first; another replica's turn ends a leap if new arrivals may follow from it."""
-        at = self.next_at()
-        if self.transfers is not None and self.transfers.next_at <= at:
+        if self.transfers is not None and self.transfers.next_at <= (at := self.next_at()):
             self._now = at
             self.transfers.advance(at)
             return ()
@@ -257,7 +258,8 @@ class Cluster:
 
     def _check(self, chosen: Any, part: Any, shown: Request, where: str, stage: Role = Role.BOTH) -> int:
         """Returns the index of a replica that can take the request; raises PolicyError if the router chose none."""
-        if not isinstance(part, SupportsIndex) or not 0 <= index(part) < len(self.engines):
+        is_index = type(part) is int or isinstance(part, SupportsIndex)
+        if not is_index or not 0 <= index(part) < len(self.engines):
             last = len(self.engines) - 1
             raise PolicyError(f"{where}: choose() returned {chosen!r}; return the index of a replica, from 0 to {last}")
         view = self._views[replica := index(part)]

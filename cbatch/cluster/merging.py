@@ -2,7 +2,9 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from math import inf
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from cbatch.record import RunRecord, StepRecord
@@ -18,7 +20,7 @@ class Merger:
     def __init__(self, replica_of: dict[int, int], pools: Sequence[str]) -> None:
         """See `RunRecord`."""
         self._places, self._num_steps = (replica_of, pools if any(pools) else ()), 0
-        self._steps: list[tuple[StepRecord, Ints, int]] = []
+        self._steps: list[tuple[float, int, StepRecord, Ints]] = []  # with the time of receipt and the replica
         self._requests: list[Request] = []
 
     def merge(self, records: Iterable[RunRecord], before: float = inf) -> RunRecord:
@@ -28,13 +30,15 @@ class Merger:
         """
         steps, requests, whole = self._steps, self._requests, RunRecord()
         for replica, record in enumerate(records):
-            steps += ((*step, replica) for step in zip(record.steps, record.receivers, strict=True))
+            times, numbers = map(attrgetter("received_at"), record.steps), repeat(replica, len(record.steps))
+            steps += zip(times, numbers, record.steps, record.receivers, strict=True)
             requests += record.requests
-        steps.sort(key=lambda step: (step[0].received_at, step[2]))
+        steps.sort()  # of one replica by iteration: equal times are told apart before receivers are compared
         requests.sort(key=lambda request: (_ended_at(request), request.id))
-        num_steps = bisect_left(steps, before, key=lambda step: step[0].received_at)
-        for number, (step, receivers, replica) in enumerate(steps[:num_steps], self._num_steps):
-            whole.add_step(step._replace(iteration=number), receivers)
+        num_steps = bisect_left(steps, before, key=itemgetter(0))
+        for number, (_, replica, step, receivers) in enumerate(steps[:num_steps], self._num_steps):
+            whole.steps.append(StepRecord._make((number, *step[1:])))
+            whole.receivers.append(receivers)
             whole.replicas.append(replica)
         num_requests = bisect_left(requests, before, key=_ended_at)
         whole.requests, self._num_steps = requests[:num_requests], self._num_steps + num_steps

@@ -1,11 +1,14 @@
 """Dated reports: what a replica tells the router about itself, at each launch and each end of an iteration."""
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from cbatch.engine import Engine
-from cbatch.kv import BlockHash
+from cbatch.kv import BlockHash, PrefixCache
 from cbatch.request import Ints, Request
 
 
@@ -44,6 +47,7 @@ class Reporter:
         self._ended: list[tuple[int, int]] = []
         self._left: list[int] = []
         self._cursor: int | None = None  # in the log of the prefix cache's changes
+        self._rows = self._ids = np.zeros(0, np.int64)  # of the admitted requests
 
     def ended(self, request: Request) -> None:
         self._ended.append((request.id, request.num_output_tokens))
@@ -51,20 +55,22 @@ class Reporter:
     def left(self, request: Request) -> None:
         self._left.append(request.id)
 
-    def changed(self, changes: Sequence[tuple[float, int]]) -> None:
-        """changes: seconds and KV blocks in use, after each of several decodes of the same batch, or after one change of any kind."""
-        state, lag = self._state, len(changes)
-        rows, most = state.admitted_rows(), state.pool.num_blocks
-        ids, computed = state.table.id[rows], state.table.computed[rows]
-        for at, num_used in changes[:-1]:
-            self._post(Report(at, ids, computed, lag := lag - 1, most - num_used))
-        at, num_used = changes[-1]
-        ended, self._ended = self._ended, []
-        left, self._left = self._left, []
-        self._post(Report(at, ids, computed, 0, most - num_used, ended, self._changed(), left))
+    def changed(self, at: float, num_used: int, earlier: Sequence[tuple[float, int]] = ()) -> None:
+        """See `Observer`. A leap repeats decodes of one batch."""
+        state = self._state
+        table, rows, most = state.table, state.admitted.rows, state.pool.num_blocks
+        if rows is not self._rows:
+            self._rows, self._ids = rows, table.id[rows]
+        ids, computed = self._ids, table.computed[rows]
+        if earlier:
+            for lag, (before, used) in zip(count(len(earlier), -1), earlier, strict=False):
+                self._post(Report(before, ids, computed, lag, most - used))
+        ended, left, self._ended, self._left = self._ended, self._left, [], []
+        changed = {} if state.cache is None else self._changed(state.cache)
+        self._post(Report(at, ids, computed, 0, most - num_used, ended, changed, left))
 
-    def _changed(self) -> Mapping[BlockHash, bool]:
-        if (cache := self._state.cache) is None or not self._view.follows_cache:
+    def _changed(self, cache: PrefixCache) -> Mapping[BlockHash, bool]:
+        if not self._view.follows_cache:
             return {}
         pool, cursor = cache.pool, self._cursor
         self._cursor = pool.changes.begin()

@@ -6,9 +6,9 @@ router     at t reads the reports with at <= t - staleness, and counts its own r
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
-from functools import lru_cache, partial
+from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import chain
 from operator import itemgetter
@@ -79,9 +79,10 @@ class ReplicaView:
         self.max_tokens = min(limits.max_request_tokens, longest)
         self.at, self.num_free = 0.0, num_blocks
         self._posted: deque[Report] = deque()  # and not read yet
-        self.notify: Callable[[float], object] = lambda at: None  # of the cluster's view
+        self.news: list[tuple[float, int]] = []  # of the cluster's view: when and where a report was posted, a heap
+        self.index = 0  # in the cluster's view
         self._sent: dict[int, tuple[Request, int]] = {}  # unfinished, with the tokens found in the cache when sent
-        self._sums: list[int] = [0, 0]  # of `_sent`: prompt tokens, and longest lengths
+        self._longest = 0  # tokens of `_sent`, at their longest lengths
         self._report = Report(0.0, np.zeros(0, np.int64), np.zeros(0, np.int64), 0, num_blocks)
         self.follows_cache = False
         self._hashes = set[BlockHash]()
@@ -102,7 +103,7 @@ class ReplicaView:
         """Tokens of prompts and outputs not computed yet; outputs by their limit, as their true length is hidden."""
         report = self._report
         computed: int = report.computed.sum().item()
-        return self._sums[1] - computed + report.lag * len(report.ids)
+        return self._longest - computed + report.lag * len(report.ids)
 
     @property
     def num_running(self) -> int:
@@ -184,7 +185,7 @@ class ReplicaView:
     def post(self, report: Report) -> None:
         """Called by the replica, perhaps on a thread of its own."""
         self._posted.append(report)
-        self.notify(report.at)
+        heappush(self.news, (report.at, self.index))
 
     def send(self, request: Request, num_found: int | None = None) -> None:
         """Counts a request that was sent to the replica. num_found: tokens that will be cached there; None: as reported."""
@@ -199,10 +200,10 @@ class ReplicaView:
 
     def read(self, latest: float) -> list[tuple[float, int, Request]]:
         """Reads the reports that were posted until `latest`; returns the requests that ended, with their times and ids."""
-        ended = list[tuple[float, int, Request]]()
-        while self._posted and self._posted[0].at <= latest:
-            self._report = report = self._posted.popleft()
-            self.at, self.num_free = report.at, report.num_free
+        ended: list[tuple[float, int, Request]] = []
+        posted = self._posted
+        while posted and posted[0].at <= latest:
+            self._report = report = posted.popleft()
             for id_, num_output_tokens in report.ended:
                 request, _ = self._sent.pop(id_)
                 self.num_ended += 1
@@ -214,11 +215,11 @@ class ReplicaView:
                 self.forget(self._sent[id_][0])
             for block_hash, held in report.changed.items():
                 (self._hashes.add if held else self._hashes.discard)(block_hash)
+        self.at, self.num_free = self._report.at, self._report.num_free
         return ended
 
     def _add(self, request: Request, sign: int) -> None:
-        self._sums[0] += sign * request.num_prompt_tokens
-        self._sums[1] += sign * request.max_tokens
+        self._longest += sign * request.max_tokens
         if (shared := self._shared) is not None:
             for block_hash in _hashes_of(request, self.block_size):
                 shared[block_hash] += sign
@@ -238,16 +239,12 @@ class ClusterView(Sequence[ReplicaView]):
         """staleness: seconds from the posting of a report until the router can read it."""
         self._replicas, self._staleness, self.now = replicas, staleness, 0.0
         self.num_arrived, self.least, self.stage = 0, 1, Role.PREFILL
-        self._news: deque[tuple[float, int]] = deque()  # when a report was posted, and by which replica; of all threads
-        self._unread: list[tuple[float, int]] = []  # the same, a heap
+        self._news: list[tuple[float, int]] = []  # see `ReplicaView.news`
         self._ready: dict[
             Role, tuple[list[int], int]
         ] = {}  # by stage: replicas, and the longest request that all of them can serve
         for index, replica in enumerate(replicas):
-            replica.notify = partial(self._note, index)
-
-    def _note(self, index: int, at: float) -> None:
-        self._news.append((at, index))
+            replica.news, replica.index = self._news, index
 
     def set_phase(self, index: int, phase: Phase) -> None:
         self._replicas[index].phase, self._ready = phase, {}
@@ -278,10 +275,12 @@ class ClusterView(Sequence[ReplicaView]):
 
     def update(self, now: float) -> list[Request]:
         """Reads the reports that have become known by `now`; returns the requests that have ended, in this order. For the cluster."""
-        self.now, latest, unread, due = now, now - self._staleness, self._unread, set[int]()
-        while self._news:
-            heappush(unread, self._news.popleft())
-        while unread and unread[0][0] <= latest:
-            due.add(heappop(unread)[1])
-        ended = chain.from_iterable(self._replicas[index].read(latest) for index in due)
-        return [request for *_, request in sorted(ended, key=itemgetter(0, 1))]
+        due: set[int] = set()
+        self.now, latest, news = now, now - self._staleness, self._news
+        while news and news[0][0] <= latest:
+            due.add(heappop(news)[1])
+        ended: list[tuple[float, int, Request]] = []
+        for index in due:
+            ended += self._replicas[index].read(latest)
+        ended.sort(key=itemgetter(0, 1))
+        return [request for *_, request in ended]
