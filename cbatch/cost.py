@@ -45,12 +45,18 @@ class BatchShape(NamedTuple):
     @property
     def num_scores(self) -> int:
         """Returns the query-key products of one head."""
-        return self.decode_context + sum(int(scores(*chunk)) for chunk in self.chunks)
+        total = self.decode_context
+        for tokens, context in self.chunks:
+            total += int(scores(tokens, context))
+        return total
 
     @property
     def num_kv_reads(self) -> int:
         """Returns the tokens whose keys and values attention reads, its own tokens included, shared ones once."""
-        return self.decode_context - self.num_shared + sum(map(sum, self.chunks))
+        total = self.decode_context - self.num_shared
+        for tokens, context in self.chunks:
+            total += tokens + context
+        return total
 
     def with_drafts(self, number: int) -> "BatchShape":
         """Returns the shape with drafts of its decodes. A draft is a row of its own that shares the context of a decode."""

@@ -64,8 +64,22 @@ class Step:
         """Returns the iteration `num_times` later, if this iteration has only decodes and the batch stays the same."""
         _, num_decodes, context, num_padding, num_shared, _ = self.shape()
         shape = BatchShape((), num_decodes, context + num_times * num_decodes, num_padding, num_shared)
-        index, start = self.index + num_times, self.start + num_times
-        return replace(self, index=index, start=start, num_found=0, copies=None, known_shape=shape, known_seconds=None)
+        return Step(
+            index=self.index + num_times,
+            requests=self.requests,
+            rows=self.rows,
+            num_tokens=self.num_tokens,
+            start=self.start + num_times,
+            sampled=self.sampled,
+            carry=self.carry,
+            num_batch_tokens=self.num_batch_tokens,
+            num_decode_tokens=self.num_decode_tokens,
+            pad_to=self.pad_to,
+            table=self.table,
+            pool=self.pool,
+            note=self.note,
+            known_shape=shape,
+        )
 
     @property
     def first_rows(self) -> Ints:
@@ -112,7 +126,7 @@ class Step:
         num_requests, context = len(start), sum(start) + len(start)
         num_padding = self.pad_to - self.num_batch_tokens
         if self.num_batch_tokens == num_requests:
-            num_shared = self.pool.num_shared_tokens(self.rows)
+            num_shared = self.pool.num_shared_tokens(self.rows) if self.pool.shares else 0
             self.known_shape = BatchShape((), num_requests, context, num_padding, num_shared)
             return self.known_shape
         chunks = []
@@ -120,7 +134,7 @@ class Step:
             before = start[place]
             chunks.append((self.num_tokens.item(place), before))
             context -= before + 1
-        num_shared = self.pool.num_shared_tokens(self.rows[self.num_tokens == ONE])
+        num_shared = self.pool.num_shared_tokens(self.rows[self.num_tokens == ONE]) if self.pool.shares else 0
         self.known_shape = BatchShape(tuple(chunks), num_requests - len(chunks), context, num_padding, num_shared)
         return self.known_shape
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from math import isfinite
 from numbers import Integral, Real
+from operator import attrgetter
 from typing import NoReturn, TypeVar
 
 import numpy as np
@@ -25,7 +26,8 @@ T = TypeVar("T")
 
 _KINDS = {"requests": list, "num_tokens": list, "preempt": list, "reject": list, "reserve": dict, "give_up": dict}
 _KINDS["note"] = str
-_ALL_KINDS = tuple(_KINDS.values())
+_VALUES = attrgetter(*_KINDS, "least_free")
+_ALL_KINDS = (*_KINDS.values(), int)
 
 
 def check_rules(plan: Plan, view: View, policy_name: str) -> None:
@@ -183,10 +185,7 @@ class Rules:
             remedy = "end it with return plan.build(), or return Plan() to wait" if plan is None else remedy
             problem = f"plan() returned {type(plan).__name__}, not a cbatch.Plan"
             raise PlanError(f"{self._where}: {problem}; {remedy}")
-        columns = type(plan.requests), type(plan.num_tokens), type(plan.preempt), type(plan.reject)
-        others = type(plan.reserve), type(plan.give_up), type(plan.note)
-        usual = (*columns, *others) == _ALL_KINDS and plan.wake_at is plan.pad_to is None
-        usual &= type(plan.least_free) is int
+        usual = (*map(type, _VALUES(plan)),) == _ALL_KINDS and plan.wake_at is plan.pad_to is None
         if not usual or len(plan.requests) != len(plan.num_tokens):
             self._check_each_field()
 

@@ -45,8 +45,10 @@ class BlockPool:
     *retiring*: they count as taken until that iteration has ended.
 
     tables: int32 [rows, blocks per request]; the blocks of each row of the `RequestTable`, in token order, stale beyond `held`.
-    room: int64 [rows]; tokens that the blocks of each row can hold.
+    room: int64 [rows]; tokens that the blocks of each row can hold. shares: whether rows may share blocks.
     """
+
+    shares = False
 
     def __init__(self, num_blocks: int, block_size: int, num_rows: int, max_tokens_per_request: int) -> None:
         if num_blocks < 1 or block_size < 1:

@@ -12,6 +12,8 @@ class SharingPool(BlockPool):
     live, leaving: int32 [blocks]; tables that contain each block, and releases of it that iterations in flight delay.
     """
 
+    shares = True
+
     def __init__(self, num_blocks: int, block_size: int, num_rows: int, max_tokens_per_request: int) -> None:
         super().__init__(num_blocks, block_size, num_rows, max_tokens_per_request)
         self.live, self.leaving = np.zeros((2, num_blocks), np.int32)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Protocol
 
 from cbatch.cost import BatchShape, scores
@@ -104,6 +104,20 @@ class TableAttention:
         return self.chunks.rectangle()
 
     @cached_property
+    def _of_chunk(self) -> Callable[[int, int], float]:
+        """Returns a function from a chunk's tokens and context to its seconds; replicas of one kind meet the same chunks."""
+        most_tokens, most_before = self._surely
+
+        @lru_cache(maxsize=2**16)
+        def seconds_of(tokens: int, context: int) -> float:
+            predicted = self.chunks.at(tokens, context)
+            if tokens > most_tokens or context > most_before:
+                return max(predicted, scores(tokens, context) * self.seconds_per_score)
+            return predicted
+
+        return seconds_of
+
+    @cached_property
     def _reach(self) -> Callable[[int], float]:
         """Returns a function from a number of decodes to the largest total context in the range of their table."""
         return cache(lambda number: number * self.decodes.reach(number))
@@ -127,12 +141,8 @@ class TableAttention:
     def seconds(self, shape: BatchShape) -> float:
         chunks, num_decodes, context_of_decodes, _, num_shared, _ = shape.read_together(self.rows_per_read)
         seconds = 0.0
-        most_tokens, most_before = self._surely
         for tokens, context in chunks:
-            predicted = self.chunks.at(tokens, context)
-            if tokens > most_tokens or context > most_before:
-                predicted = max(predicted, scores(tokens, context) * self.seconds_per_score)
-            seconds += predicted
+            seconds += self._of_chunk(tokens, context)
         if num_decodes:
             read: float = context_of_decodes
             if num_shared and (saved := self._saved(num_decodes)):

@@ -119,7 +119,7 @@ class ProfileCost:
         self._decodes = cache(self.power.of_decodes) if self.power else None
         self._copies = False  # whether any were predicted
         self._single_decodes: dict[int, StageTimes] = {}  # times of iterations with one decode, by its context
-        self._padded = cache(partial(graphs.padded, max_batch=max_batch or graphs.requests[-1])) if graphs else None
+        self._padded = cache(partial(graphs.padded, max_batch or graphs.requests[-1])) if graphs else None
 
     def predict(self, shape: BatchShape) -> float:
         """Returns the seconds that an iteration of this shape occupies the busiest device, which computes the last stage."""
@@ -177,7 +177,7 @@ class ProfileCost:
     def graph_tokens(self, shape: BatchShape) -> int | None:
         """Returns the tokens of the captured graph that computes an iteration, or None."""
         prompts = bool(shape.chunks or shape.num_padding)
-        return None if self._padded is None else self._padded(shape.num_tokens, max_rows=self.max_rows, prompts=prompts)
+        return None if self._padded is None else self._padded(self.max_rows, shape.num_tokens, prompts)
 
     def origins(self) -> dict[str, str]:
         """Returns the origin of each entry that predictions use; see `cbatch.sim.provenance`."""

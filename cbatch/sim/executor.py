@@ -26,6 +26,8 @@ from cbatch.sim.measured import HostTime
 from cbatch.sim.power import GpuClock
 from cbatch.sim.stages import Cause, Span, StageAccount, Stages
 
+_HOST, _COMPUTE = Cause.HOST, Cause.COMPUTE
+
 
 class SimExecutor(Executor):
     """The simulated GPUs of one replica."""
@@ -61,16 +63,18 @@ class SimExecutor(Executor):
         self._gpu_clock = GpuClock(power) if power is not None else None
 
     def launch(self, step: Step) -> Span:
-        shape = step.shape()
-        times, eager_seconds = self._profile.execute(shape), self.host.eager_seconds
+        shape, profile, host = step.shape(), self._profile, self.host
+        times = profile.execute(shape)
         drafter = None if step.drafts is None else self.drafter
         if drafter is not None:
             times = times._replace(embedding=times.embedding + drafter.seconds_of(step))
-        self._advance(self._now + self.host.of(len(step.requests), step.num_found), Cause.HOST)
-        is_eager = eager_seconds and shape.chunks and self._profile.is_eager(shape)
-        launched = self._now + (eager_seconds if is_eager else 0.0)
+        self._advance(self._now + host.of(len(step.requests), step.num_found), _HOST)
+        begins = launched = self._now
+        if host.eager_seconds and shape.chunks and profile.is_eager(shape):
+            launched += host.eager_seconds
         blocks = None if step.copies is None else self._copy(step, step.copies)
-        begins = self._now if blocks is None else max(self._now, blocks.ended)
+        if blocks is not None:
+            begins = max(begins, blocks.ended)
         saved = 0.0 if self._gpu_clock is None else self._saved(times, self._gpu_clock, begins)
         self._num_in_flight += 1
         if self.num_stages == 1:
@@ -85,16 +89,15 @@ class SimExecutor(Executor):
         if drafter is not None:
             span = span._replace(accepted=drafter.draw(step))
         self._latest.append(span)
-        self._advance(launched, Cause.HOST)
+        self._advance(launched, _HOST)
         return span
 
     def wait(self, in_flight: Span) -> StepResult:
-        full = self._num_in_flight >= self.num_stages
-        self._advance(in_flight.ended, Cause.COMPUTE if full else Cause.NO_WORK, in_flight.shape)
+        started, ended, shape, _, blocks, accepted = in_flight
+        if ended > self._now:
+            self._advance(ended, _COMPUTE if self._num_in_flight >= self.num_stages else Cause.NO_WORK, shape)
         self._num_in_flight -= 1
-        num_tokens = self.graph_tokens(in_flight.shape)
-        started, ended, blocks, accepted = in_flight.started, in_flight.ended, in_flight.blocks, in_flight.accepted
-        return StepResult(None, started, ended, None, num_tokens, blocks=blocks, accepted=accepted)
+        return StepResult(None, started, ended, None, self.graph_tokens(shape), None, blocks, accepted)
 
     def ends_at(self, in_flight: Span) -> float:
         return in_flight.ended
@@ -117,7 +120,7 @@ class SimExecutor(Executor):
                 clock.rest(now - stages.free_at)
                 saved = clock.run(times.pace)
             if now > planned_at:
-                stages.record_host(planned_at, now, Cause.HOST)
+                stages.record_host(planned_at, now, _HOST)
             span = stages.launch_alone(now, shape, times, saved, now)
             self._latest.append(span)
             launched_at, ended = now, (in_flight or span).ended
@@ -142,7 +145,7 @@ class SimExecutor(Executor):
 
     def _advance(self, time: float, cause: Cause, shape: BatchShape = BatchShape()) -> None:  # noqa: B008 - a tuple
         if time > self._now:
-            if cause is not Cause.COMPUTE or self.num_stages > 1:  # a single stage is busy while the host waits for it
+            if cause is not _COMPUTE or self.num_stages > 1:  # a single stage is busy while the host waits for it
                 self._stages.record_host(self._now, time, cause, shape)
             self._now = time
 

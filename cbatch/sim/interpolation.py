@@ -107,9 +107,8 @@ class BilinearGrid(NamedTuple):
         columns, seconds = self.columns[row], self.seconds[row]
         right = bisect_right(columns, column)
         if 0 < right < len(columns):
-            left = right - 1
-            share = (column - columns[left]) / (columns[right] - columns[left])
-            return seconds[left] + share * (seconds[right] - seconds[left])
+            least, low = columns[right - 1], seconds[right - 1]
+            return low + (column - least) / (columns[right] - least) * (seconds[right] - low)
         if right:
             slope = (seconds[-1] - seconds[0]) / (columns[-1] - columns[0]) if len(columns) > 1 else 0.0
             return seconds[-1] + (column - columns[-1]) * max(slope, 0.0)

@@ -99,7 +99,7 @@ class CapturedGraphs:
         check_ascending("tokens", self.tokens)
         check_length("fewest", self.fewest, "tokens", self.tokens)
 
-    def padded(self, num_tokens: int, max_batch: int, max_rows: int = 0, *, prompts: bool) -> int | None:
+    def padded(self, max_batch: int, max_rows: int, num_tokens: int, prompts: bool) -> int | None:
         """Returns the tokens of the graph that computes an iteration; None: it runs unpadded.
 
         max_rows: of iterations without prompts, if drafts may make them more than `max_batch`. prompts: whether it has prompts.

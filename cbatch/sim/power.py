@@ -87,7 +87,7 @@ class GpuClock:
     def rest(self, seconds: float) -> None:
         """Advances the clock by an idle time."""
         if seconds > 0:
-            self._move(1.0, seconds / self._idle_rise_seconds)
+            self._level -= (self._level - 1.0) * -expm1(-seconds / self._idle_rise_seconds)
 
     def run(self, pace: Pace) -> float:
         """Advances the clock by an iteration. Returns the seconds saved compared to the steady clock; a loss is negative.
@@ -98,11 +98,6 @@ class GpuClock:
         swing = gain + loss
         steady = loss / swing if swing else 1.0
         distance = self._level - steady
-        covered = self._move(steady, settling)
-        return swing * distance * (covered / settling if settling else 1.0)
-
-    def _move(self, level: float, settling: float) -> float:
-        """Moves the clock towards a level. Returns the covered share of the distance."""
         covered = -expm1(-settling)
-        self._level -= (self._level - level) * covered
-        return covered
+        self._level -= distance * covered
+        return swing * distance * (covered / settling if settling else 1.0)

@@ -61,6 +61,7 @@ class Cause(Enum):
     COPIES = 4
 
 
+_HOST = Cause.HOST
 Activity = tuple[float, float, Cause, BatchShape]
 """An interval of an iteration or of the host: begin, end, cause, and the batch of the computed iteration."""
 
@@ -196,12 +197,12 @@ class Stages:
             if seconds <= 0:
                 continue
             end = max(begin, began)
-            if cause is Cause.SEND:
+            if cause is _HOST:
+                account.host += seconds
+            elif cause is Cause.SEND:
                 account.communication += seconds
             elif cause is Cause.COPIES:
                 account.copies += seconds
-            elif cause is Cause.HOST:
-                account.host += seconds
             elif cause is Cause.NO_WORK or self._previous is None:
                 account.no_work += seconds
             else:
