@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from cbatch.kv import BlockHash
-from cbatch.kv.hashes import hashes_outside
+from cbatch.kv.hashes import hashes_outside, num_leading
 from cbatch.request import Request, spec_of
 
 
@@ -27,20 +27,15 @@ def findable_tokens(requests: Iterable[Request], block_size: int) -> dict[int, F
     repeated: set[BlockHash] = set()
     earlier = []
     for blocks in hashes:
-        earlier.append(_num_in(seen, blocks))
+        earlier.append(num_leading(blocks, seen))
         repeated.update(blocks[: earlier[-1]])
         seen.update(blocks)
     findable = {}
     for request, blocks, before in zip(by_arrival, hashes, earlier, strict=True):
         most = (request.num_prompt_tokens - 1) // block_size
-        ever = _num_in(repeated, blocks)
+        ever = num_leading(blocks, repeated)
         findable[request.id] = Findable(min(before, most) * block_size, min(ever, most) * block_size)
     return findable
-
-
-def _num_in(known: set[BlockHash], hashes: Sequence[BlockHash]) -> int:
-    """Returns the number of leading hashes in `known`."""
-    return next((place for place, block_hash in enumerate(hashes) if block_hash not in known), len(hashes))
 
 
 def _hashes_of(request: Request, block_size: int) -> Sequence[BlockHash]:

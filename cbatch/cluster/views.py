@@ -4,7 +4,6 @@ replica    | launches, posts a report | ... | absorbs, posts a report | ...
 router     at t reads the reports with at <= t - staleness, and counts its own requests at once
 """
 
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
@@ -18,7 +17,7 @@ import numpy as np
 from cbatch.cluster.reports import Report
 from cbatch.cost import BatchShape, CostModel
 from cbatch.kv import BlockHash
-from cbatch.kv.hashes import prompt_hashes
+from cbatch.kv.hashes import num_leading, prompt_hashes
 from cbatch.limits import Limits
 from cbatch.request import Request
 
@@ -44,11 +43,6 @@ class Role(StrEnum):
 def _hashes_of(request: Request, block_size: int) -> Sequence[BlockHash]:
     """Returns the hashes of the full blocks of an arriving request's prompt; replicas of equal block size share them."""
     return prompt_hashes(request, block_size)
-
-
-def _num_leading(hashes: Sequence[BlockHash], held: Collection[BlockHash]) -> int:
-    """Returns how many leading hashes a closed set holds: one that holds with a hash all hashes before it."""
-    return bisect_left(hashes, True, key=lambda block_hash: block_hash not in held)
 
 
 class ReplicaView:
@@ -162,7 +156,7 @@ class ReplicaView:
     def prompt_blocks_with(self, request: Request) -> int:
         """Returns the KV blocks of the prompts of the unfinished requests and an arriving one, shared blocks counted once."""
         hashes, size = _hashes_of(request, self.block_size), self.block_size
-        new = len(hashes) - _num_leading(hashes, self._blocks)
+        new = len(hashes) - num_leading(hashes, self._blocks)
         parts = sum(sent.num_prompt_tokens % size > 0 for sent, _ in self._sent.values())
         return len(self._blocks) + new + parts + (request.num_prompt_tokens % size > 0)
 
@@ -178,7 +172,7 @@ class ReplicaView:
         if not held:
             return 0
         most = (request.num_prompt_tokens - 1) // self.block_size
-        return _num_leading(_hashes_of(request, self.block_size)[:most], held)
+        return num_leading(_hashes_of(request, self.block_size)[:most], held)
 
     # -- for the cluster ----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ and the content of the block:
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from operator import itemgetter
 from types import SimpleNamespace
@@ -39,6 +39,11 @@ def hashes_outside(request: Request, block_size: int, num_tokens: int) -> Sequen
     outside: Any = SimpleNamespace(block_size=block_size, tokens=None)
     number = num_tokens // block_size
     return Prefix(request, outside, outside).hashes(number)[:number]
+
+
+def num_leading(hashes: Sequence[BlockHash], held: Collection[BlockHash]) -> int:
+    """Returns how many leading hashes a closed set holds: one that holds with a hash all hashes before it."""
+    return bisect_left(hashes, True, key=lambda block_hash: block_hash not in held)
 
 
 class Prefix:

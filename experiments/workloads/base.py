@@ -85,7 +85,7 @@ class Workload(Described, ABC):
     num_requests: the meaning of None differs between workloads.
     sampling: the same for every request, except for its own sampling seed.
     ignore_eos: whether requests go on after an end-of-sequence token. No effect in simulation, which has no tokens.
-    load, replications: see `experiments.setup.assemble`; None keeps the workload's own rate.
+    load, replications: see `experiments.trials.load`; None keeps the workload's own rate.
 
     Raises:
         WorkloadError: when built, for an unusable setting; by `requests`, for unusable input.
