@@ -44,11 +44,12 @@ class SimExecutor(Executor):
         """
         cost: predicts the device seconds of a batch shape, for one GPU or, if a `ProfileCost`, for its topology.
         host: host time per iteration; a number means seconds for every batch.
-        server_seconds: see `Arrivals`.
+        server_seconds: beside the host's; see `Arrivals`.
         drafter: drafts in the first stage before an iteration, and draws what is accepted; None: no draft is.
         """
-        self.cost, self.server_seconds, self.drafter = cost, server_seconds, drafter
+        self.cost, self.drafter = cost, drafter
         self.host = host if isinstance(host, HostTime) else HostTime(host)
+        self.server_seconds = server_seconds + self.host.server_seconds
         self._profile = cost if isinstance(cost, ProfileCost) else _OneGpu(cost)
         self.num_stages = self._profile.topology.pipeline_stages
         self.graph_tokens = self._profile.graph_tokens

@@ -45,11 +45,13 @@ class HostTime:
 
     seconds_per_found_token: of each token that an admitted request finds in the prefix cache: its tokens are copied, and hashed by block.
     eager_seconds: added if operations are launched one by one, without a captured graph, while the device computes.
+    server_seconds: of each request, on its way from the server to the engine; see `Arrivals`.
     """
 
     seconds: HostSeconds
     seconds_per_request: HostSeconds = 0.0
     eager_seconds: HostSeconds = 0.0
+    server_seconds: HostSeconds = 0.0
     seconds_per_found_token: HostSeconds = 0.0
 
     def of(self, num_requests: int, num_found: int = 0) -> float:

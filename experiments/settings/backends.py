@@ -57,7 +57,7 @@ class Simulated(Backend):
     """Predicted time on the GPUs of a hardware profile.
 
     host_seconds: host time per iteration; "auto": the profile's; "measured": plus the time of each of the policy's plans on this machine.
-    server_seconds: time that a request spends in a server before the engine sees it.
+    server_seconds: time that a request spends in a server before the engine sees it, beside the profile's.
     tensor_parallel, pipeline_stages, replicas, gpus_per_node: see `cbatch.model.topology.Topology`.
     """
 

@@ -5,13 +5,13 @@
 
 A base is linear between knots; those of decodes are captured sizes, to which decodes are padded. The other two terms have one price
 each. All are fitted by least squares of relative errors, none below 0. They include the time that the engine's host adds between
-consecutive iterations. The profile's only host time is that of launches without a captured graph. While the host launches such an
-iteration, the tokens of the previous iteration wait, so only the time of both together is known.
+consecutive iterations. The profile's only host times are those of launches without a captured graph, and of a request's way to the
+scheduler. While the host launches such an iteration, the tokens of the previous iteration wait, so only the time of both together is known.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +45,9 @@ FEWEST = 8
 LEAST = 80
 """Iterations with prompts, and without."""
 
+APART = 0.01
+"""Seconds."""
+
 OUTLIER, LEAST_OUTLIER = 6.0, 0.03
 """Iterations whose error is this many times the median, and at least this large, are left out: something else delayed them."""
 
@@ -74,7 +77,13 @@ def profile_recordings(
     content = new_content(*about, card.memory_bytes, card.ceilings, card.origin("ceilings"))
     launches = [stretch.launch for stretch in measured if stretch.launch]
     host = {"seconds": 0.0, "eager_seconds": round(float(np.median(launches)), 5) if launches else 0.0}
-    content["host"] = {FROM: "measured; all but launches within other times", "sync": host, "async": host}
+    late = [*chain(*map(delays, files))]
+    host["server_seconds"] = round(float(np.mean(late)), 5) if late else 0.0
+    content["host"] = {
+        FROM: "measured; all but launches and requests' delays within other times",
+        "sync": host,
+        "async": host,
+    }
     put_model(content, spec, origin, tables(alone, mixed), None, 1)
     write_text(path, profile_text(make_profile(content)))
     cost = ProfileCost(load_profile(str(path)), spec)
@@ -117,6 +126,24 @@ def stretches(path: Path) -> Iterator[Stretch]:
         if step.iteration - len(together) + 1 in busy:
             yield Stretch(tuple(together), step.ended - begin, launch)
         together, begin, launch = [], step.ended, 0.0
+
+
+def delays(path: Path) -> list[float]:
+    """Returns how long after the next plan the scheduler received each recorded request that came while an iteration was computed.
+
+    A request that reaches the scheduler D seconds after it came at a random time is received D seconds late on average. Requests that come
+    within `APART` of another one are left out: the server receives them in turn.
+    """
+    [file] = read_decisions(path)
+    steps = [event.record for event in file.recorded.events if not isinstance(event, Decision)]
+    plans, found, latest = np.array([step.planned_at for step in steps]), list[float](), -np.inf
+    for request in file.requests:
+        came = request.arrival_time - request.extra.get("waited", np.nan)
+        place = int(np.searchsorted(plans, came))
+        if came - latest > APART and 0 < place < len(steps) and steps[place - 1].ended > came:
+            found.append(request.arrival_time - float(plans[place]))
+        latest = came
+    return found
 
 
 def shape_of(decision: Decision, lengths: Mapping[int, int]) -> BatchShape:
