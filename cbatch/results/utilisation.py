@@ -14,6 +14,9 @@ from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.results.metrics import Floats, StepColumns, Window
 from cbatch.sim.attention import flops_per_score
 
+LIMITED_OVER = 0.06
+"""Seconds: a GPU's clock stays for 20 ms after a large product begins, and falls for 40 until its power is at the limit."""
+
 PHASES = ("prefill", "decode", "mixed")
 
 
@@ -111,12 +114,13 @@ class Machines:
         replica = self.replica_of if self.replica_of is not None else np.zeros(len(steps["ended"]), np.int64)
         return replica, device_seconds(steps, replica)
 
-    def joules(self, steps: StepColumns, seconds: Floats, watts: Floats) -> Floats:
-        """Returns the predicted joules of each iteration. watts: `Watts.of` one replica's GPUs, or those of each iteration's."""
+    def joules(
+        self, steps: StepColumns, seconds: Floats, watts: Floats, replica: NDArray[np.int64]
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        """Returns the predicted joules of each iteration, and whether the limit held. watts: `Watts.of` the GPUs of the replica of each."""
         _, busy, per_byte, per_flop, limit = watts.T
         taken = busy * seconds + self.bytes(steps) * per_byte + self.flops(steps) * per_flop
-        joules: Floats = np.minimum(taken, limit * seconds)
-        return joules
+        return limit_power(taken, seconds, limit * seconds, replica)
 
 
 def machines_of(stated: Mapping[str, Any], replicas: Sequence[int] | NDArray[np.int64] = ()) -> Machines:
@@ -153,12 +157,24 @@ def energy(machines: Machines, steps: StepColumns, window: Window, present: Floa
     """
     assert machines.watts is not None
     inside, (replica, seconds) = window.holds(steps["received_at"]), machines.times(steps)
-    joules = machines.joules(steps, seconds, machines.watts[replica])[inside]
+    joules, limited = machines.joules(steps, seconds, machines.watts[replica], replica)
     replica, seconds = replica[inside], seconds[inside]
     idle, computing = machines.watts[:, 0], np.bincount(replica, seconds, len(machines.watts))
     paused = np.maximum(present * window.seconds - computing, 0.0)
-    at_limit = joules == machines.watts[replica, 4] * seconds
-    return float(joules.sum() + (idle * paused).sum()), _share(seconds[at_limit], seconds)
+    return float(joules[inside].sum() + (idle * paused).sum()), _share(seconds[limited[inside]], seconds)
+
+
+def limit_power(
+    joules: Floats, seconds: Floats, most: Floats, replica: NDArray[np.int64]
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Returns the joules of iterations, at most `most` in each `LIMITED_OVER` of a replica's device time, and whether that limit held."""
+    order, passed = np.argsort(replica, kind="stable"), np.empty(len(seconds))
+    sums, first = np.cumsum(seconds[order]), np.searchsorted(replica[order], replica[order])
+    passed[order] = (sums - (sums - seconds[order])[first]) // LIMITED_OVER
+    _, window = np.unique(passed + replica * (passed.max(initial=0.0) + 1), return_inverse=True)
+    taken, possible = np.bincount(window, joules), np.bincount(window, most)
+    share = np.divide(possible, taken, out=np.ones(len(taken)), where=taken > possible)
+    return joules * share[window], (taken >= possible)[window]
 
 
 def measured_energy(readings: Floats, window: Window) -> float:

@@ -149,7 +149,7 @@ def _predicted(steps: pd.DataFrame, stated: Mapping[str, Any], replica: int, who
     begun = np.maximum(columns["started"], np.concatenate([[-np.inf], ended[:-1]]))
     times = np.array([whole["started"].min(), *np.column_stack([begun, ended]).flat, whole["ended"].max()])
     joules = machines.watts[replica, 0] * np.diff(times)
-    joules[1::2] = machines.joules(columns, seconds, machines.watts[replica])
+    joules[1::2], _ = machines.joules(columns, seconds, machines.watts[replica], np.zeros(len(steps), np.int64))
     taken, edges = np.concatenate([[0.0], joules.cumsum()]), np.unique(times)
     if len(edges) > 2 * _MOST_STEPS:
         edges = np.linspace(times[0], times[-1], _MOST_STEPS)

@@ -1,16 +1,19 @@
 """Joules per token of this GPU: measured, predicted from its power in other runs, and simulated.
 
     python -m reproduction.validation power
-    python -m reproduction.validation power model=qwen3-8b fitted=off name=power-held-out   # the profile's power, judged on this card
+    python -m reproduction.validation power model=qwen3-8b fitted=off name=qwen     # the profile's power, judged on this card
+    python -m reproduction.validation power measured=qwen.json,llama.json hardware=h200   # judged again, without a GPU
 
 The power is fitted to queued requests of equal lengths, and to a pause. The judged runs have other lengths and arrive by a Poisson process.
 NAME.npz keeps the seconds, bytes and operations of all iterations.
 """
 
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import astuple
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +24,7 @@ from tabulate import tabulate
 from cbatch import ConfigError, Engine, RunRecord, Server
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import find_window
-from cbatch.results.utilisation import Work, device_seconds, measured_energy, work_of
+from cbatch.results.utilisation import Work, device_seconds, limit_power, measured_energy, work_of
 from cbatch.sim import load_profile
 from cbatch.sim.profile import Watts
 from cbatch.validation import Switch
@@ -64,39 +67,71 @@ class Done(NamedTuple):
         seconds, moved, flops = self.iterations.T
         taken = watts.busy * seconds + watts.joules_per_byte * moved + watts.joules_per_flop * flops
         pauses = max(self.seconds - float(seconds.sum()), 0.0)
-        return float(np.minimum(taken, watts.limit * seconds).sum()) + watts.idle * pauses
+        limited, _ = limit_power(taken, seconds, watts.limit * seconds, np.zeros(len(seconds), np.int64))
+        return float(limited.sum()) + watts.idle * pauses
 
 
 Meter = Callable[[Run], Any]
+Kept = tuple[str, float, dict[str, Done], Watts | None]
 
 
 def main(
-    hardware: str = "", model: str = "llama-3.1-8b", fitted: Switch = True, name: str = "power", folder: str = RESULTS
+    hardware: str = "",
+    model: str = "llama-3.1-8b",
+    fitted: Switch = True,
+    measured: tuple[str, ...] = (),
+    name: str = "power",
+    folder: str = RESULTS,
 ) -> None:
     """Measures, prints and writes NAME.json.
 
     hardware: profile to simulate with; by default this card's. fitted: off takes the profile's power in place of a fit.
+    measured: files NAME.json of earlier runs, beside NAME.npz, which are judged again without a GPU, by the power of `hardware`.
     """
+    known = load_profile(profile := hardware or _profile_of_card()).watts
+    if known is None and (measured or not fitted):
+        raise ConfigError(f"hardware={profile}: states no power; give the profile of an H100 or H200")
+    card, kept = load_profile(profile).hardware, [run for file in measured for run in _read(Path(file))]
+    if not measured:
+        cases = {**(FITTED if fitted else {}), **JUDGED}
+        done, idle = measure("backend=cuda", Run.meter, cases, f"model={model} {COMMON}")
+        watts = fit([done[run] for run in FITTED], idle) if fitted else known
+        kept = [(model, idle, done, watts)]
+    runs = {}
+    for model_, idle, done, watts in kept:
+        simulated = {run: simulate(JUDGED[run], profile, f"model={model_} {COMMON}") for run in done if run in JUDGED}
+        figures, table = judge(done, watts or known, simulated, known)
+        heads = ["run", "W", "J per token", "fit, at measured speed", "simulated", "simulated speed", "profile's power"]
+        print(tabulate(table, [model_, *heads[1:]], floatfmt=".4g"))
+        print(f"idle {idle:.1f} W, {watts or known}")
+        runs[model_] = {"idle": idle, "watts": watts and astuple(watts), "figures": figures}
+    about = {"profile": profile, "tables": tables_of(load_profile(profile)), "settings": COMMON}
+    written = write_benchmark(name, card, {**about, "runs": runs}, folder, VALIDATION)
+    if not measured:
+        np.savez_compressed(written.with_suffix(".npz"), **{case: run.iterations for case, run in kept[0][2].items()})
+    print(f"written: {written}")
+
+
+def _profile_of_card() -> str:
     import torch
 
-    card = torch.cuda.get_device_name()
-    profile = hardware or ("h100" if "H100" in card else "h200")
-    tables, common = load_profile(profile), f"model={model} {COMMON}"
-    if not fitted and tables.watts is None:
-        raise ConfigError(f"hardware={profile}: states no power; omit fitted=off")
-    done, idle = measure("backend=cuda", Run.meter, {**(FITTED if fitted else {}), **JUDGED}, common)
-    watts = tables.watts if tables.watts and not fitted else fit([done[run] for run in FITTED], idle)
-    simulated = {run: simulate(case, profile, common) for run, case in JUDGED.items()}
-    figures, table = judge(done, watts, simulated, tables.watts)
-    heads = ["run", "W", "J per token", "fit, at measured speed", "simulated", "simulated speed", "profile's power"]
-    print(tabulate(table, heads, floatfmt=".4g"))
-    print(f"idle {idle:.1f} W, {watts}")
-    about = {"profile": profile, "tables": tables_of(tables), "settings": common}
-    content = {**about, "watts": astuple(watts), "idle": idle, "figures": figures}
-    written = write_benchmark(name, card, content, folder, VALIDATION)
-    kept: dict[str, Any] = {case: run.iterations for case, run in done.items()}
-    np.savez_compressed(written.with_suffix(".npz"), **kept)
-    print(f"written: {written}")
+    return "h100" if "H100" in torch.cuda.get_device_name() else "h200"
+
+
+def _read(file: Path) -> Iterator[Kept]:
+    """Yields model, idle watts, runs, and the power that was fitted; None: the profile's."""
+    iterations = np.load(file.with_suffix(".npz"))
+    for model, run in json.loads(file.read_text(encoding="utf-8"))["runs"].items():
+        done = {
+            case: Done(
+                iterations[case],
+                of["seconds"],
+                of["watts"] * of["seconds"] / of["joules_per_token"],
+                of["watts"] * of["seconds"],
+            )
+            for case, of in run["figures"].items()
+        }
+        yield model, run["idle"], done, run["watts"] and Watts(*run["watts"])
 
 
 def judge(

@@ -9,7 +9,7 @@ import pytest
 from commands import command, summary
 
 from cbatch.cost import BatchShape
-from cbatch.results.utilisation import device_seconds
+from cbatch.results.utilisation import device_seconds, limit_power
 from cbatch.sim import load_profile
 from experiments.api import Result, serve, simulate
 from experiments.plots import composition
@@ -72,7 +72,7 @@ def test_utilisation_is_recomputed_from_the_table_of_iterations(tmp_path: Path, 
 @pytest.mark.long
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_energy_is_recomputed_from_the_table_of_iterations(replicas: int, tmp_path: Path) -> None:
-    """Busy watts, bytes and operations, at most the limit; pauses at the idle watts. h200-vllm states no power."""
+    """Busy watts, bytes and operations, at most the limit in each 60 ms; pauses at the idle watts. h200-vllm states no power."""
     keys = {"requests": 60, "rate": 30, "batch": 16, "hardware": "h100", "replicas": replicas}
     run = simulate("sarathi", "open_loop", **keys, output=tmp_path / "run")
     watts, idle = load_profile("h100").watts, 0.0
@@ -82,9 +82,11 @@ def test_energy_is_recomputed_from_the_table_of_iterations(replicas: int, tmp_pa
         seconds = steps["ended"] - np.maximum(steps["started"], steps["ended"].shift(fill_value=0.0))
         flops, moved = by_hand(steps)
         unlimited = watts.busy * seconds + watts.joules_per_byte * moved + watts.joules_per_flop * flops
-        assert (unlimited > watts.limit * seconds).any() and (unlimited < watts.limit * seconds).any()
-        joules += np.minimum(unlimited, watts.limit * seconds).sum()
-        limited += seconds[unlimited >= watts.limit * seconds].sum()
+        parts = pd.DataFrame({"taken": unlimited, "seconds": seconds}).groupby(seconds.cumsum() // 0.06).sum()
+        at_limit = parts["taken"] >= watts.limit * parts["seconds"]
+        assert at_limit.any() and not at_limit.all()
+        joules += np.minimum(parts["taken"], watts.limit * parts["seconds"]).sum()
+        limited += parts["seconds"][at_limit].sum()
         computing += seconds.sum()
         idle += watts.idle * (whole - seconds.sum())
     energy = run.summary["energy"]
@@ -95,7 +97,17 @@ def test_energy_is_recomputed_from_the_table_of_iterations(replicas: int, tmp_pa
     assert energy["joules_per_token"] == pytest.approx((joules + idle) / run.requests["output_tokens"].sum(), rel=1e-3)
     [panel] = (panel for panel in composition.draw(tmp_path / "run").axes if panel.get_ylabel().startswith("power"))
     drawn = panel.get_lines()[0].get_ydata()
-    assert np.nanmax(drawn) == pytest.approx(watts.limit) and np.nanmin(drawn) > watts.idle
+    assert np.nanmax(drawn) > watts.limit and np.nanmin(drawn) > watts.idle, "prompts after decodes, at full clock"
+
+
+def test_power_is_limited_over_60_ms() -> None:
+    """By hand: 25 ms each, at most 17.5 J; 25 + 5 J of the first two fit together, 25 + 25 J of the next two do not. Replicas are apart."""
+    joules, seconds, most = np.array([25.0, 5.0, 25.0, 25.0]), np.full(4, 0.025), np.full(4, 17.5)
+    taken, limited = limit_power(joules, seconds, most, np.zeros(4, int))
+    assert taken.tolist() == [25, 5, 17.5, 17.5] and limited.tolist() == [False, False, True, True]
+    pairs = np.repeat(joules, 2)  # two replicas in turn
+    taken, limited = limit_power(pairs, np.full(8, 0.025), np.full(8, 17.5), np.tile([0, 1], 4))
+    assert taken.reshape(4, 2)[:, 0].tolist() == [25, 5, 17.5, 17.5]
 
 
 @pytest.mark.parametrize(("drafter", "parallel"), [("glm_mtp", False), ("glm_dspark", True)])
@@ -119,7 +131,8 @@ def test_passes_of_a_drafter_are_counted(drafter: str, parallel: bool) -> None:
     assert run.summary["mbu"]["run"] == pytest.approx(moved.sum() / (whole * 3.35e12))
     assert run.summary["mfu"]["run"] == pytest.approx(flops.sum() / (whole * FLOPS))
     taken = watts.busy * seconds + watts.joules_per_byte * moved + watts.joules_per_flop * flops
-    joules = np.minimum(taken, watts.limit * seconds).sum() + watts.idle * (whole - seconds.sum())
+    parts = pd.DataFrame({"taken": taken, "seconds": seconds}).groupby(seconds.cumsum() // 0.06).sum()
+    joules = np.minimum(parts["taken"], watts.limit * parts["seconds"]).sum() + watts.idle * (whole - seconds.sum())
     assert run.summary["energy"]["joules"] == pytest.approx(joules)
 
 
