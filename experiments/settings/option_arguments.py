@@ -27,7 +27,9 @@ _NOT_IN_A_NAME = re.compile(r"[^\w.,=()+-]+")
 _NESTED = re.compile(r"""['"()\[\]{}]""")
 _OBJECT = re.compile(r"\s*\{([^{}]*,)?\s*_target_\s*:")
 _NAMES = ("output", "sweep")  # their single value may contain commas
-_OBJECTS = ("backend.router", "workload.arrivals", "workload.lengths")  # keys that take the import path of a class, too
+_OBJECTS = re.compile(r"backend\.router|\+backend\.pools\.[\w-]+\.router|workload\.(arrivals|lengths)")
+"""Keys that take the import path of a class, too."""
+
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 
 
@@ -42,7 +44,7 @@ def with_arguments(overrides: Sequence[str]) -> list[str]:
     plain = []
     for override in overrides:
         group, _, value = override.partition("=")
-        if group in _OBJECTS:
+        if _OBJECTS.fullmatch(group):
             value = ",".join(text for piece in _split(value) for text in _objects(group, piece))
             override = f"{group}={value}"
         named = group in GROUPS and value.partition("(")[0] not in create_functions().functions

@@ -1,5 +1,6 @@
 """Routers of pools: the cluster's router chooses a pool, the pool's own one of its replicas. Assignments are by hand."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.roofline import Affine
 from experiments.api import serve, simulate
+from experiments.settings.compose import compose_sweep
+from experiments.settings.settings import read_settings
 from policies.evictions import LRU
 from policies.orca import Orca
 from policies.routers import BoundedLoads
@@ -142,6 +145,16 @@ def test_settings_give_each_pool_its_router() -> None:
     assert [run.record.replica_of[id_] for id_ in range(0, 9, 3)] == [0, 0, 0]
     assert "router round_robin (b: least_loaded)" in str(run)
     assert run.summary["about"]["identity"]["backend.pools.b.router.tokens"] is True
+
+
+def test_a_pools_router_is_an_axis_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name, and by import path with arguments."""
+    monkeypatch.chdir(tmp_path)
+    pools = "backend.pools={a: {}, b: {replicas: 2}}"
+    routers = "+backend.pools.b.router=random,cbatch.cluster.LeastLoaded(tokens=true,false)"
+    sweep = compose_sweep("backend=sim", pools, routers, "sweep=never")
+    made = [read_settings(job).backend.routers["b"] for job in sweep.jobs]
+    assert [getattr(router, "_tokens", None) for router in made] == [None, True, False]
 
 
 @pytest.mark.parametrize(
