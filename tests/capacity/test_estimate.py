@@ -174,14 +174,6 @@ def test_what_a_queue_leaves_is_as_wide_as_its_regression_is_uncertain() -> None
     assert np.var(found) == pytest.approx(2 * (8 / 7) ** 2 / 8 * 8 / 6 + 20**2 * 8 / 1000)
 
 
-def test_what_a_queue_explains_of_the_scatter_is_taken_away() -> None:
-    """The unlucky ones have 60 good requests and the others 100, give or take one: 80 on average, as half of all are unlucky."""
-    luck = np.where(UNLUCKY, 60.0, 100.0) + np.array([1.0, -1] * 4)
-    assert luck.mean() == 70
-    assert np.mean(adjusted(luck.tolist())) == pytest.approx(80, abs=0.5)
-    assert 1 < np.std(adjusted(luck.tolist())) < 4, "what is left, and how well the queue's mean is known"
-
-
 def test_replications_that_a_rate_lacks_do_not_count() -> None:
     """A rate near the crossing early and late only: of 12 replications four were not simulated."""
     numbers = [0, 1, 2, 3, 4, 7, 8, 11]  # all but 2 and 8 are unlucky

@@ -40,11 +40,6 @@ def assigned(records: list[RunRecord]) -> list[list[int]]:
     return [sorted(request.id for request in record.requests) for record in records]
 
 
-def test_round_robin_takes_turns() -> None:
-    requests = [Request(index, 4, 2, arrival_time=float(index // 2)) for index in range(7)]
-    assert assigned(serve(replicas(3), requests, RoundRobin())) == [[0, 3, 6], [1, 4], [2, 5]]
-
-
 def test_least_loaded_sees_what_has_ended_by_the_time_of_arrival() -> None:
     """Request 0 takes 9 s, request 1 takes 2 s: those after 2 s all find the second replica free."""
     requests = [Request(0, 4, 9), Request(1, 4, 2), *(Request(2 + k, 4, 2, arrival_time=2.5 + 2 * k) for k in range(3))]
