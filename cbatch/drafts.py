@@ -9,8 +9,9 @@ is rejection sampling: draft x is accepted with the model's probability p(x), an
 number of a token depends on its position alone, so the tokens are those without drafts.
 """
 
-from collections.abc import Callable, Collection, Sequence, Set
-from itertools import compress
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +22,17 @@ from cbatch.request import FinishReason, Ints, Request
 from cbatch.request_table import ONE, ZERO, RequestTable
 from cbatch.survivals import Shares
 
+NO_DRAFT = -1
+"""In place of a draft that was not found; it is never accepted."""
+
 
 class Drafter:
     """Proposes drafts; the base class proposes none. The same tokens must give the same drafts.
 
     max_drafts: most drafts of a request in an iteration. needs_tokens: whether it works with real tokens only.
+
+    Real drafts are made on the device, as part of the iteration that checks them: the host does not know the newest tokens yet when it plans
+    that iteration. A GPU calls `propose_each` alone.
     """
 
     max_drafts = 0
@@ -34,6 +41,21 @@ class Drafter:
     def propose(self, tokens: Tokens, k: int) -> Tokens:
         """Returns at most `k` drafts. tokens: prompt and output of a request, int32 [known]."""
         return tokens[:0]
+
+    def propose_each(self, texts: Any, lengths: Any, k: int) -> Any:
+        """Returns drafts for several requests, an int32 tensor [requests, k] with `NO_DRAFT` where there is none.
+
+        On a GPU the operations are captured in a graph: shapes are fixed, and nothing is read from the device. This default, for a CPU, calls
+        `propose` for each request.
+
+        texts: int32 tensor [requests, width], on the device; prompt and output, undefined beyond `lengths`, int32 [requests], which may be 0.
+        """
+        drafts = texts.new_full((len(texts), k), NO_DRAFT)
+        for row, (text, length) in enumerate(zip(texts.numpy(), lengths.tolist(), strict=True)):
+            if length:
+                proposed = self.propose(text[:length], k)[:k]
+                drafts[row, : len(proposed)] = texts.new_tensor(proposed)
+        return drafts
 
     def seconds(self, num_requests: int, k: int) -> float:
         """Returns the seconds that `k` drafts for each of `num_requests` take, before the iteration that checks them."""
@@ -75,6 +97,24 @@ class NgramDrafter(Drafter):
                 return tokens[begin : begin + k]
         return tokens[:0]
 
+    def propose_each(self, texts: Any, lengths: Any, k: int) -> Any:
+        """Compares the tokens before each place with the last tokens, for all places at once; see `Drafter.propose_each`."""
+        import torch
+
+        (number, width), n = texts.shape, self.max_n
+        along = partial(torch.arange, dtype=torch.int32, device=texts.device)
+        before = torch.nn.functional.pad(texts, (n, 0), value=NO_DRAFT).unfold(1, n, 1)  # [requests, width + 1, n]
+        differs = before[:, :width] != before[along(number), lengths][:, None]
+        last = (differs * torch.arange(1, n + 1, dtype=torch.int16, device=texts.device)).amax(
+            -1
+        )  # from 1 on; 0: all are equal
+        # The most equal tokens, n - last, and of these the first place.
+        merit = torch.add(n * width - along(width), last, alpha=-width) * (along(width) < lengths[:, None])
+        best = merit.amax(-1, keepdim=True)
+        places = -best % width + along(k)  # [requests, k]
+        found = (best > (self.min_n - 1) * width) & (places < lengths[:, None])
+        return texts.gather(1, places.clamp(max=width - 1).long()).masked_fill(~found, NO_DRAFT)
+
 
 class Drafts:
     """What a policy sees of speculation, and the source of drafts. This class is for hosts without drafts.
@@ -87,30 +127,23 @@ class Drafts:
     """See `Shares.counts`."""
 
     def can_have(self, request: Request) -> bool:
-        """Returns whether the request decodes and all its tokens are on the host, so that it can have drafts now."""
+        """Returns whether the request decodes and its newest token can be computed, so that it can have drafts now."""
         return False
 
-    def granted(self, request: Request) -> int:
-        """Returns how many drafts a plan can give the request: in simulation as many as it can have, else as many as were proposed."""
+    def propose(self, request: Request, at_most: int) -> int:
+        """Returns how many drafts a plan can give a decode: at most as many tokens as the request may still generate, but one."""
         return 0
 
-    def late(self, requests: Collection[Request]) -> Set[Request]:
-        """Returns the requests that cannot have drafts now."""
-        return {request for request in requests if not self.can_have(request)}
+    def granted(self, request: Request) -> int:
+        """Returns the most drafts that a plan can give the request."""
+        return self.propose(request, self.most) if self.can_have(request) else 0
 
     def planned(self, requests: Sequence[Request], rows: Ints, surplus: Ints) -> Ints | None:
-        """Returns the drafts of each request of a plan, at most those `granted`; None if no request has any.
+        """Returns the drafts of each request of a plan, at most those `granted`; None if there are none, nor any in flight.
 
         rows: in the table. surplus: planned tokens beyond those ready. [requests] each.
         """
         return None
-
-    def propose_each(self, requests: Sequence[Request], at_most: Sequence[int]) -> list[int]:
-        return [self.propose(request, most) for request, most in zip(requests, at_most, strict=True)]
-
-    def propose(self, request: Request, at_most: int) -> int:
-        """Finds drafts for a request that `can_have` them; returns their number."""
-        return 0
 
     def survivals(self, request: Request) -> Sequence[float]:
         """Returns, for each place from 1 to `most`, the predicted probability that the request's draft there is accepted.
@@ -137,61 +170,25 @@ class TableDrafts(Drafts):
     def __init__(
         self, table: RequestTable, decoding: Collection[Request], most: int, drafter: Drafter | None = None
     ) -> None:
-        """drafter: None in simulation, where drafts have no values."""
-        if table.tokens is not None and drafter is None:
-            raise ConfigError(f"max_drafts={most} needs a drafter; set drafter=ngram, or max_drafts=0")
+        """drafter: predicts the seconds of drafting; None: it takes none."""
         self.most, self._table, self._decoding, self._drafter = most, table, decoding, drafter
         self._shares = Shares(most)
 
     def can_have(self, request: Request) -> bool:
-        return request in self._decoding and bool(self._can_have(rows_of([request]))[0])
-
-    def granted(self, request: Request) -> int:
-        planned = self.planned([request], rows_of([request]), np.array([self.most]))
-        return 0 if planned is None else int(planned[0])
-
-    def late(self, requests: Collection[Request]) -> Set[Request]:
-        late = ~self._can_have(rows_of(requests))
-        return set(compress(requests, late.tolist())) if late.any() else frozenset()
-
-    def _can_have(self, rows: Ints) -> NDArray[np.bool_]:
-        """Returns `can_have` of decodes."""
-        table = self._table
-        known = table.known[rows]
-        can: NDArray[np.bool_] = (table.drafts[rows] == ZERO) & (known == table.total[rows])
-        return can & (known < table.limit[rows])
-
-    def planned(self, requests: Sequence[Request], rows: Ints, surplus: Ints) -> Ints | None:
-        if not (asked := surplus > ZERO).any():
-            return None
-        table, known = self._table, self._table.known[rows]
-        asked &= self._can_have(rows) & (rows >= ZERO)
-        asked[asked] = [requests[place] in self._decoding for place in asked.nonzero()[0].tolist()]
-        most = np.minimum(table.limit[rows] - known - ONE, self.most)
-        if table.tokens is not None:
-            most = np.minimum(most, np.where(table.proposed_for[rows] == known, table.proposed[rows], 0))
-        drafts: Ints = np.where(asked, np.minimum(surplus, most), 0)
-        return drafts
+        return request in self._decoding and request.num_ready > 0
 
     def propose(self, request: Request, at_most: int) -> int:
-        return self.propose_each([request], [at_most])[0]
+        left = self._table.limit.item(request._row) - self._table.total.item(request._row)
+        return max(min(at_most, self.most, left - 1), 0)
 
-    def propose_each(self, requests: Sequence[Request], at_most: Sequence[int]) -> list[int]:
-        table, rows = self._table, rows_of(requests)
-        known = table.known[rows]
-        numbers: list[int] = (
-            np.minimum(np.minimum(at_most, self.most), table.limit[rows] - known - ONE).clip(0).tolist()
-        )
-        if table.tokens is None:
-            return numbers
-        assert self._drafter is not None
-        for place, (row, begin) in enumerate(zip(rows.tolist(), known.tolist(), strict=True)):
-            tokens = table.tokens[row]
-            drafts = self._drafter.propose(tokens[:begin], numbers[place])[: numbers[place]]
-            numbers[place] = len(drafts)
-            tokens[begin : begin + len(drafts)] = drafts
-        table.proposed[rows], table.proposed_for[rows] = numbers, known
-        return numbers
+    def planned(self, requests: Sequence[Request], rows: Ints, surplus: Ints) -> Ints | None:
+        asked = surplus > ZERO
+        if not (asked.any() or self._table.num_drafting):
+            return None
+        asked[asked] = [requests[place] in self._decoding for place in asked.nonzero()[0].tolist()]
+        most = np.minimum(self._table.limit[rows] - self._table.total[rows] - ONE, self.most)
+        drafts: Ints = np.where(asked, np.minimum(surplus, most), 0)
+        return drafts
 
     def survivals(self, request: Request) -> Sequence[float]:
         return self._shares.survivals(request._row, request.id)
@@ -207,6 +204,14 @@ class TableDrafts(Drafts):
         self._shares.note(rows, self._table.id[rows], drafts, accepted)
 
 
+def drafter_of(executor: Any) -> Drafter | None:
+    """Returns the drafter that an executor was built with. Raises ConfigError if it computes real tokens without one."""
+    drafter: Drafter | None = getattr(executor, "drafter", None)
+    if executor.needs_tokens and drafter is None:
+        raise ConfigError("max_drafts > 0, but the executor has no drafter; build it with Options(drafter=...)")
+    return drafter
+
+
 def rows_of(requests: Collection[Request]) -> Ints:
     return np.fromiter((request._row for request in requests), np.int64, len(requests))
 
@@ -217,14 +222,14 @@ def is_stop(request: Request, token: int, ends_text: Callable[[Request, int], bo
 
 
 def expect(step: Step) -> tuple[Ints, Ints]:
-    """Enters a launched step's drafts in the table. Returns the places that sample without drafts, and their requests' total tokens."""
+    """Enters a launched step's drafts in the table. Returns the places that sample and have no drafts in flight, and their requests' total tokens."""
     table, rows, drafts = step.table, step.rows, step.drafts
     assert drafts is not None
-    table.drafts[rows] = drafts
-    table.num_drafting += int(np.count_nonzero(drafts))
+    table.drafts[rows] += drafts
+    table.num_drafting += int(drafts.sum())
     table.total[rows] += drafts
     table.sampled_row[rows[step.sampled]] = step.first_rows[step.sampled]
-    places = step.sampled[drafts[step.sampled] == ZERO]
+    places = step.sampled[table.drafts[rows[step.sampled]] == ZERO]
     return places, table.total[rows[places]]
 
 
@@ -235,23 +240,22 @@ def settle(
     tokens: Tokens | None,
     accepted: Ints | None,
     ends_text: Callable[[Request, int], bool],
-) -> tuple[Ints, dict[Request, FinishReason]]:
+) -> tuple[Ints, dict[Request, FinishReason], Ints]:
     """Gives requests the tokens that a step with drafts has sampled, and takes back what their counters held for rejected drafts.
 
     What rejected drafts wrote to the KV cache is overwritten by the tokens that take their positions; the blocks remain with the request.
 
-    places: of the requests that receive tokens. tokens, accepted: see `StepResult`; if both are None, no draft is accepted.
-    Returns how many tokens each request receives, [places], and the requests that end there by a token or at their limit.
+    places: of the requests that receive tokens. tokens, accepted: see `StepResult`; without `accepted` no draft is.
+    Returns how many tokens each request receives, [places], the requests that end there by a token, and the places of those whose last token
+    by length is now certainly in flight.
     """
     table, drafts = step.table, step.drafts
     assert drafts is not None
-    table.num_drafting -= int(np.count_nonzero(drafts))
-    table.drafts[step.rows] = 0
+    table.num_drafting -= int(drafts.sum())
+    table.drafts[step.rows] -= drafts
     rows, drafts = step.rows[places], drafts[places]
     known, first = table.known[rows], step.first_rows[places]
     numbers = np.zeros_like(drafts) if accepted is None else np.minimum(accepted[places], drafts)
-    if tokens is not None and table.tokens is not None:
-        numbers = _num_equal(table.tokens, rows, known, drafts, tokens, first)
     counts = numbers + ONE
     if table.has_hidden_lengths:
         stop = table.stop[rows]
@@ -269,23 +273,12 @@ def settle(
             table.tokens[rows.repeat(counts), known.repeat(counts) + after] = tokens[first.repeat(counts) + after]
     too_many = drafts + ONE - counts
     table.known[rows] = known = known + counts
-    table.total[rows] -= too_many
+    table.total[rows] = total = table.total[rows] - too_many
     table.computed[rows] = np.maximum(table.computed[rows] - too_many, ZERO)  # 0 if the request was preempted in flight
-    for place in places[(known >= table.limit[rows]) & (drafts > ZERO)].tolist():
-        done.setdefault(step.requests[place], FinishReason.LENGTH)
     ended = (known >= table.limit[rows]) | (known == table.stop[rows])
     if done:
         ended |= [step.requests[place] in done for place in places.tolist()]
     goes_on = (drafts > ZERO) & ~ended  # a draft after the end would count as rejected
     policy_drafts.note(rows[goes_on], drafts[goes_on], numbers[goes_on])
-    return counts, done
-
-
-def _num_equal(drafted: Tokens, rows: Ints, known: Ints, drafts: Ints, tokens: Tokens, first: Ints) -> Ints:
-    """Returns how many leading drafts of each request equal the sampled tokens. first: the requests' first places in `tokens`."""
-    after = np.arange(drafts.max(initial=0))
-    sampled = tokens[np.minimum(first[:, None] + after, len(tokens) - 1)]
-    proposed = drafted[rows[:, None], np.minimum(known[:, None] + after, drafted.shape[1] - 1)]
-    equal = (sampled == proposed) & (after < drafts[:, None])
-    numbers: Ints = np.minimum.accumulate(equal, 1).sum(1)
-    return numbers
+    last = places[(table.drafts[rows] == ZERO) & (known < total) & (total >= table.limit[rows])]
+    return counts, done, last

@@ -35,7 +35,9 @@ class Step:
     table, pool: token values and block tables. They are live: an executor reads them inside `launch` and never later.
     num_found: tokens that the requests which it admits found in the prefix cache.
     copies: of KV blocks between host memory and device, before the iteration; None: none.
-    drafts: drafts of each request, int64, which are the last of its `num_tokens`; None: no request has any. Their values are in `table`.
+    drafts: drafts of each request, int64, which are the last of its `num_tokens`; None: no request has any, here or in flight.
+    behind: drafts of each request in the iteration in flight that samples its newest token. `start` counts all of them: it is too large by
+        those that are rejected. None without `drafts`.
     within: place of each row of `split` among those of its request; None elsewhere.
     known_shape, known_seconds: `shape()` and `seconds()`, if already known.
     """
@@ -56,6 +58,7 @@ class Step:
     num_found: int = 0
     copies: Copies | None = None
     drafts: Ints | None = None
+    behind: Ints | None = None
     within: Ints | None = None
     known_shape: BatchShape | None = None
     known_seconds: float | None = None
@@ -107,6 +110,7 @@ class Step:
             within=within,
             sampled=samples[places].nonzero()[0],
             carry=self.carry[places],
+            behind=None if self.behind is None else self.behind[places],
             drafts=None,
         )
 
@@ -183,7 +187,7 @@ class StepResult(NamedTuple):
     """The outcome of an iteration.
 
     tokens: int32 [rows of `Step.split`], the token sampled at each row, undefined outside `Step.sampled`; None in simulation.
-    accepted: int64 [batch], accepted drafts, in a simulation with drafts; None where `tokens` tell.
+    accepted: int64 [batch], accepted drafts of each request; None: none.
     started, ended: when the device began and finished computing, seconds on the executor's clock.
     copies: None if nothing is copied, or if copy timing is off.
     num_computed_tokens: tokens of the computed shape, including padding, such as a captured graph's; None: `Step.pad_to`.

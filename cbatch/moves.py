@@ -82,8 +82,9 @@ def give(state: State, request: Request, in_flight: Iterable[Step], now: float, 
     row, num_computed, written = request._row, 0, 0
     if request.status is Status.RUNNING:
         num_computed = state.table.computed.item(row) - state.table.drafts.item(row)
-        starts = (step.start.item(step.requests.index(request)) for step in in_flight if request in step.requests)
-        written = min(starts, default=num_computed)
+        written = num_computed
+        if starts := [step.start.item(step.requests.index(request)) for step in in_flight if request in step.requests]:
+            written = min(*starts, state.table.known.item(row) - 1)  # with drafts in flight, starts are upper bounds
     blocks = state.pool.tables[row, : written // state.pool.block_size].copy()
     left, lease = state.close(request), None
     if left is not None and len(blocks):

@@ -25,13 +25,11 @@ class Plan:
         wake_at: seconds; the policy plans again at this time unless a request arrives earlier. After an empty plan with nothing in
             flight, which waits (a time that is not after `View.now` counts as None); and if `Policy.steady`, instead of a repeat.
         least_free: KV blocks that must stay free for the plan to be repeated.
-        drafting: whether drafts were asked for, found or not: the next plan waits for this iteration, whose outcome it needs.
         note: free text for the log of this iteration.
         refusal: why the builder's last `add` granted no tokens; None if it granted tokens, or if there was no builder.
     """
 
     __slots__ = (
-        "drafting",
         "give_up",
         "least_free",
         "note",
@@ -59,7 +57,6 @@ class Plan:
         self.give_up: dict[str, bool] = {}
         self.pad_to: int | None = None
         self.wake_at, self.least_free = wake_at, 0
-        self.drafting = False
         self.note = note
         self.refusal: Refusal | None = None
 

@@ -1,6 +1,6 @@
 """The builder that fills a policy's plan, call by call, within the limits of batch, tokens and KV cache."""
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from math import inf
 from operator import index
 
@@ -79,17 +79,15 @@ class PlanBuilder(Filling):
             return self._add_drafted(at_most, preempt_newest, drafts)
         return self._add_decodes(at_most, preempt_newest)
 
-    def _add_decodes(self, at_most: int | None, preempt_newest: bool, late: Set[Request] = frozenset()) -> int:
-        """Adds decodes without drafts, except those that are `late`."""
+    def _add_decodes(self, at_most: int | None, preempt_newest: bool) -> int:
+        """Adds decodes without drafts."""
         room = min(self._rows_left, self._tokens_left)
         if at_most is not None:
             room = max(min(room, at_most), 0)
-        without = (
-            {*self._plan.requests, *self._plan.preempt, *late} if self._bulk or self._named or late else frozenset()
-        )
+        without = {*self._plan.requests, *self._plan.preempt} if self._bulk or self._named else frozenset()
         ready, missing = self._view.ready_decodes(room, without)
         if missing > self._free_blocks:
-            return self._add_decodes_singly(room, preempt_newest, late)
+            return self._add_decodes_singly(room, preempt_newest)
         self._free_blocks -= missing
         self._bulk = [*self._bulk, *ready] if self._bulk else ready
         self._plan.requests.extend(ready)
@@ -100,18 +98,12 @@ class PlanBuilder(Filling):
     def draft(self, request: Request, k: int) -> int:
         """Adds a decode's token and at most `k` drafts (`cbatch.drafts`). Returns the number of granted tokens, 1 + d, or 0.
 
-        The number of drafts d is at most `View.drafts.most`, what the drafter finds, and what fits: into the request's longest length, the
-        tokens left and the free blocks. Without a drafter d is 0.
-
-        With k > 0 no token of the request may be in flight, since drafts continue known tokens; such a request is refused as not ready. The
-        loop therefore waits for each iteration for which drafts were asked, as if it were synchronous. It is asynchronous again
-        once a plan asks for none.
+        The number of drafts d is at most `View.drafts.most`, and what fits: into the request's longest length, the tokens left and the free
+        blocks. Without a drafter d is 0. With drafts in flight, `num_tokens` and `num_computed` of the request are upper bounds: they count
+        all of them. If they may reach its longest length, the request is not ready until their outcome is known.
         """
-        if k <= 0 or not self._view.drafts.most:
+        if k <= 0 or request not in self._view.decoding:
             return self.add(request, 1)
-        self._plan.drafting = True
-        if not self._view.drafts.can_have(request):
-            return self._refuse(Refusal.NOT_READY)
         return self._add_decode(request) and 1 + self._add_drafts(len(self._plan.requests) - 1, k)
 
     def preempt(self, request: Request) -> None:
@@ -172,8 +164,7 @@ class PlanBuilder(Filling):
         else:
             number_of = drafts if callable(drafts) else lambda request: drafts.get(request, 0)
             numbers = {request: k for request in decoding if (k := number_of(request)) > 0}
-        self._plan.drafting |= bool(numbers)
-        added = self._add_decodes(at_most, preempt_newest, self._view.drafts.late(numbers))
+        added = self._add_decodes(at_most, preempt_newest)
         places = [place for place, request in enumerate(self._plan.requests) if place >= first and request in numbers]
         requests = [self._plan.requests[place] for place in places]
         wanted = [numbers[request] for request in requests]
@@ -181,7 +172,7 @@ class PlanBuilder(Filling):
             for place, k in zip(places, wanted, strict=True):
                 self._add_drafts(place, k)
             return added
-        found = self._view.drafts.propose_each(requests, wanted)
+        found = [*map(self._view.drafts.propose, requests, wanted)]
         self._free_blocks -= self._blocks_for(requests, found)
         for place, number in zip(places, found, strict=True):
             self._plan.num_tokens[place] += number
@@ -220,12 +211,12 @@ class PlanBuilder(Filling):
         self._free_blocks -= lacking
         return self._grant(request, 1)
 
-    def _add_decodes_singly(self, room: int, preempt_newest: bool, late: Set[Request]) -> int:
+    def _add_decodes_singly(self, room: int, preempt_newest: bool) -> int:
         added = 0
         for request in list(self._view.running):
             if added >= room:
                 break
-            if request in self._view.decoding and request not in late:
+            if request in self._view.decoding:
                 granted = self.add(request, 1)
                 if preempt_newest and not granted and self._refusal is Refusal.BLOCKS:
                     granted = self._add_by_preempting(request)

@@ -228,7 +228,7 @@ class Request:
         if self._prefix is not None and self.status is WAITING:
             total = self.num_prompt_tokens if self._table is None else self._table.ready_of(self._row)
             ready: int = total - self._prefix.num_cached
-            return ready
+            return max(ready, 0)  # with drafts in flight
         if self._table is None:
             return 0 if self.status is Status.FINISHED else self.num_prompt_tokens
         return self._table.ready_of(self._row)

@@ -54,8 +54,7 @@ class RequestTable:
         stop: tokens at which the request ends by itself; 0 if that is not below `limit`.
         can_stop: bool; whether the request has stop tokens or strings.
         ended: bool; whether the request has ended; iterations in flight may still compute its tokens.
-        drafts: drafts in flight. `total` and `computed` count all of them until the outcome is absorbed.
-        proposed, proposed_for: drafts written to `tokens` after the known tokens, and the number of known tokens then.
+        drafts: drafts in flight. `total` and `computed` are upper bounds: they count all of them until the outcome is absorbed.
         temperature, top_k, top_p, seed: the request's `Sampling`; float32, int32, float32, uint64. Greedy temperatures are 0.
         tokens: int32 [rows, width]; prompt and known output if token values matter. None in simulation.
     """
@@ -66,10 +65,10 @@ class RequestTable:
         self.carries = num_stages > 1 or token_width is not None
         self.iteration = 0  # the iteration being planned
         self.has_hidden_lengths = False  # whether an admitted request ends before its limit
-        self.num_drafting = 0  # requests with drafts in flight
+        self.num_drafting = 0  # drafts in flight
         self.id = np.full(num_rows, NEVER, np.int64)
         self.known, self.total, self.computed, self.limit, self.stop = np.zeros((5, num_rows), np.int64)
-        self.drafts, self.proposed, self.proposed_for = np.zeros((3, num_rows), np.int64)
+        self.drafts = np.zeros(num_rows, np.int64)
         self.scheduled_at, self.sampled_at, self.sampled_row = np.full((3, num_rows), NEVER, np.int64)
         self.first_token_at, self.last_token_at = np.full((2, num_rows), np.nan)
         self.can_stop, self.ended = np.zeros((2, num_rows), np.bool_)
@@ -92,7 +91,8 @@ class RequestTable:
         """Returns the tokens of running or waiting requests that the planned iteration could compute, [len(rows)].
 
         They are the rest of the prompt (after a preemption, of prompt and output). A decode has 1 if the host knows its input or
-        the device can carry the input over, and 0 while the input is still deeper in the pipeline, or drafts are in flight.
+        the device can carry the input over, and 0 while the input is still deeper in the pipeline. With drafts in flight, it has 0 if they may
+        reach its limit, and a preempted request has 0, which recomputes known tokens.
 
         counters: the counters of `rows`, if already read.
         """
@@ -101,17 +101,21 @@ class RequestTable:
         if self.num_stages > 1:
             ready -= (total - known) * (self.sampled_at[rows] > self.iteration - self.num_stages)
         if self.num_drafting:
-            ready[(self.drafts[rows] > ZERO) & (rows >= ZERO)] = 0
+            waits = (ready < ONE) | (total >= self.limit[rows]) | (self.computed[rows] == ZERO)
+            ready[(self.drafts[rows] > ZERO) & (rows >= ZERO) & waits] = 0
         return ready
 
     def ready_of(self, row: int) -> int:
         """Returns `ready` of one row, without the cost of arrays; 0 once the request's last token is in flight."""
         total = self.total.item(row)
-        if total >= self.limit.item(row) or (self.num_drafting and self.drafts.item(row)):
+        if total >= self.limit.item(row):
             return 0
         if self.sampled_at.item(row) > self.iteration - self.num_stages:
             total = self.known.item(row)
-        return int(total - self.computed.item(row))
+        computed = self.computed.item(row)
+        if self.num_drafting and self.drafts.item(row):
+            return int(0 < computed < total)
+        return int(total - computed)
 
     def admit(self, spec: RequestSpec, prompt: NDArray[np.int32] | None = None) -> int:
         """Writes the start values of a request. Returns the request's row. prompt: its tokens as an array, which is copied faster than a list."""
@@ -126,7 +130,7 @@ class RequestTable:
             assert spec.true_new_tokens is not None
             self.stop[row] = spec.num_prompt_tokens + spec.true_new_tokens
             self.has_hidden_lengths = True
-        self.computed[row] = self.drafts[row] = self.proposed[row] = 0
+        self.computed[row] = self.drafts[row] = 0
         self.scheduled_at[row] = self.sampled_at[row] = self.sampled_row[row] = NEVER
         self.first_token_at[row] = self.last_token_at[row] = np.nan
         self.ended[row] = False

@@ -9,7 +9,6 @@ from typing import Any
 
 from cbatch.arrivals import Arrivals, listed
 from cbatch.cost import CostModel
-from cbatch.drafts import Drafter
 from cbatch.engine import Engine
 from cbatch.kv import Eviction, KVSize
 from cbatch.limits import Limits
@@ -29,7 +28,6 @@ class Server:
     asynchronous: the default of calls that leave the loop open; see `Engine`.
     patience: how long a policy may make no progress.
     prefix_cache: see `Engine`; each engine has a copy of it.
-    drafter: proposes at most `limits.max_drafts` drafts per request; None in simulation, and without speculation.
     """
 
     executor: Any
@@ -39,7 +37,6 @@ class Server:
     asynchronous: bool = True
     patience: Patience = PATIENCE
     prefix_cache: Eviction | None = None
-    drafter: Drafter | None = None
 
     def engine(
         self, policy: Policy, requests: Arrivals | Iterable[Request] = (), *, asynchronous: bool | None = None
@@ -62,7 +59,6 @@ class Server:
             asynchronous=self.asynchronous if asynchronous is None else asynchronous,
             patience=self.patience,
             prefix_cache=copy_policy(self.prefix_cache, "eviction"),
-            drafter=self.drafter,
         )
         engine.attach(listed(requests))
         return engine

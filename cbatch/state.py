@@ -39,7 +39,7 @@ class State(Queues):
     hands_over: called at a request's first admission; returns whether another engine continues the request after its first token.
     admitted: the running requests, and those whose last token is in flight.
     leases: rows that requests have left behind: see `moves`.
-    iteration: number of the next iteration. num_ended: number of absorbed iterations.
+    iteration: number of the next iteration. num_ended: number of absorbed iterations. num_overshoot_tokens: generated for ended requests.
     latest: the step of the latest plan, unless a request has since begun or stopped decoding, or stopped running.
     """
 
@@ -53,8 +53,7 @@ class State(Queues):
         self.leases: list[Lease] = []
         self.drafts: Drafts = NO_DRAFTS
         self.latest: Step | None = None
-        self.num_ended = 0
-        self.num_overshoot_tokens = 0  # generated for requests that had already ended or been cancelled
+        self.num_ended = self.num_overshoot_tokens = 0
         self._ending: dict[int, list[Request]] = {}  # by the iteration in flight that samples their last token
         self._leaving_rows: dict[int, list[int]] = {}  # by the iteration in flight that still uses them
 
@@ -115,6 +114,7 @@ class State(Queues):
             note=plan.note,
             num_found=num_found,
             drafts=drafts,
+            behind=None if drafts is None else table.drafts[rows],
         )
         if self.cache is not None:
             step.copies = self.cache.pool.host.take_copies()
@@ -155,17 +155,16 @@ class State(Queues):
             table.sampled_row[rows] = places
         if len(places) > step.num_decode_tokens:  # every decode samples; the others have completed their prompts
             self._end_prefills(map(step.requests.__getitem__, places.tolist()))
-        if step.drafts is not None:  # the ends of requests with drafts are known with the outcome
+        if step.drafts is not None:  # with drafts in flight, ends are known with the outcome
             places, total = expect(step)
             rows = step.rows[places]
         self._expect_ends(step.requests, places[total >= table.limit[rows]], step.index)
 
     def _expect_ends(self, requests: list[Request], places: Ints, index: int) -> None:
         """Removes the requests at these places from `running`, since iteration `index` samples their last token."""
-        if len(places):
-            self._ending[index] = ending = [requests[place] for place in places.tolist()]
-            for request in ending:
-                self.leave(request)
+        for request in map(requests.__getitem__, places.tolist()):
+            self._ending.setdefault(index, []).append(request)
+            self.leave(request)
 
     def _end_prefills(self, requests: Iterable[Request]) -> None:
         for request in filter({*self.prefilling}.__contains__, requests):
@@ -200,13 +199,14 @@ class State(Queues):
         receivers, received = table.id[rows], places
         done: dict[Request, FinishReason] = {}
         if step.drafts is None:
-            known = table.known[rows]
             if tokens is not None and table.tokens is not None:
-                table.tokens[rows, known] = tokens[places]
-            table.known[rows] = known + ONE
+                table.tokens[rows, table.known[rows]] = tokens[places]
+            table.known[rows] += ONE
         else:
-            counts, done = settle(self.drafts, step, places, tokens, accepted, self.ends_text)
+            counts, done, last = settle(self.drafts, step, places, tokens, accepted, self.ends_text)
             receivers, received, tokens = receivers.repeat(counts), places.repeat(counts), None
+            for place in last:
+                self._expect_ends(step.requests, place[None], table.scheduled_at.item(step.rows[place]))
         table.last_token_at[rows] = now
         if len(step.sampled) > step.num_decode_tokens:  # some have completed their prompts, perhaps again
             table.first_token_at[rows[np.isnan(table.first_token_at[rows])]] = now
@@ -223,8 +223,7 @@ class State(Queues):
         table.computed[rows], table.total[rows] = computed, total
         table.known[rows] += num_times
         table.last_token_at[rows] = now
-        table.iteration += num_times
-        self.num_ended += num_times
+        table.iteration, self.num_ended = table.iteration + num_times, self.num_ended + num_times
         table.scheduled_at[rows] = table.iteration - 1
         taking, num_blocks = self.pool.lacking(self.pool.room[rows], computed)
         if num_blocks:
@@ -247,7 +246,8 @@ class State(Queues):
         if table.has_hidden_lengths:
             for place in places[table.known[rows] == table.stop[rows]].tolist():
                 done[step.requests[place]] = FinishReason.STOP
-        for request in self._ending.pop(step.index, ()):
+        at_limit = places[table.known[rows] >= table.limit[rows]].tolist() if step.drafts is not None else ()
+        for request in dict.fromkeys([*self._ending.pop(step.index, ()), *map(step.requests.__getitem__, at_limit)]):
             if request.status is Status.FINISHED or request in done:  # by an end-of-sequence token
                 continue
             if table.limit.item(request._row) < request.max_tokens:

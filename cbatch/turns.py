@@ -18,7 +18,7 @@ from typing import Any, cast
 from cbatch.arrivals import Arrivals, Listed, not_submitted
 from cbatch.calls import call
 from cbatch.cost import CostModel
-from cbatch.drafts import Drafter, TableDrafts
+from cbatch.drafts import TableDrafts, drafter_of
 from cbatch.executor import Executor, Turn
 from cbatch.host import Observer
 from cbatch.kv import Eviction
@@ -59,9 +59,8 @@ class Turns:
         patience: Patience = PATIENCE,
         prefix_cache: Eviction | None = None,
         num_host_blocks: int = 0,
-        drafter: Drafter | None = None,
     ) -> None:
-        """num_blocks, block_size, num_host_blocks: see `KVSize`. drafter: see `TableDrafts`.
+        """num_blocks, block_size, num_host_blocks: see `KVSize`.
 
         asynchronous: keep `executor.num_stages` iterations in flight while another one is planned; else one fewer.
         prefix_cache: the eviction of the prefix cache; None: no prefix cache.
@@ -72,7 +71,7 @@ class Turns:
         table = RequestTable(size[2], executor.num_stages, size[3] if executor.needs_tokens else None)
         self.state = State(table, make_pool(size, executor.needs_tokens, prefix_cache, num_host_blocks))
         if limits.max_drafts:
-            self.state.drafts = TableDrafts(table, self.state.decoding, limits.max_drafts, drafter)
+            self.state.drafts = TableDrafts(table, self.state.decoding, limits.max_drafts, drafter_of(executor))
         self.record, self._in_flight = RunRecord(), deque[InFlight]()
         self.view = EngineView(self.state, limits, cost, self._in_flight, self.record)
         self.arrivals: Arrivals = Listed()
@@ -80,8 +79,7 @@ class Turns:
         self._waiting, self._stall_watch = Waiting(executor, self._in_flight), StallWatch(patience)
         self._latest: InFlight | None = None  # the latest turn's iteration, if its plan is of decodes alone
         self._renewal = inf, 0  # seconds from which, and free blocks below which this plan is not repeated
-        self._num_preempted, self._drafting = 0, False  # since the last launch; for the latest plan, `Plan.drafting`
-        self._depth = executor.num_stages - (not asynchronous)
+        self._num_preempted, self._depth = 0, executor.num_stages - (not asynchronous)  # preempted since a launch
         self._timed: Callable[[Any], Any] = getattr(executor, "timed", lambda plan: plan)
         self._ended: list[Request] = []  # and not returned by a turn yet
         self.leaps, self._empty_plan, self.inbox = True, Plan(), Inbox()
@@ -131,9 +129,7 @@ class Turns:
         After an empty plan the oldest iteration is waited for, in a pipeline with idle stages only until a request arrives.
         """
         in_flight, waiting = self._in_flight, self._waiting
-        if (waiting.asleep and waiting.is_for_oldest()) or (
-            self._drafting and len(in_flight) >= self.limits.num_stages
-        ):
+        if waiting.asleep and waiting.is_for_oldest():
             self._complete(in_flight.popleft())
             return
         if launched := self._launch_next():
@@ -155,7 +151,6 @@ class Turns:
         plan = call(self._where, self._timed(self.policy.plan), self.view)
         self._latest = None
         checked = check_plan(plan, self.state, self.view, self.policy_name)
-        self._drafting = plan.drafting or checked.drafts is not None
         for request in plan.preempt:
             self.state.preempt(request)
         self._num_preempted += len(plan.preempt)
@@ -174,7 +169,9 @@ class Turns:
         counts = (self._num_preempted, state.pool.num_used, len(state.waiting), len(state.running))
         self._num_preempted = 0
         launched = InFlight(step, self.executor.launch(step), (planned_at, self.executor.now()), counts)
-        if step.num_batch_tokens == step.num_decode_tokens and not (self._drafting or plan.preempt or plan.reject):
+        if step.num_batch_tokens == step.num_decode_tokens and not (
+            checked.drafts is not None or plan.preempt or plan.reject
+        ):
             self._latest = launched
             self._renewal = inf if plan.wake_at is None else plan.wake_at, plan.least_free
         if self.observer is not None:

@@ -2,7 +2,7 @@
 
 Both use the capacity that decodes leave, and both lengthen the iteration. Candidates are pairs of c prompt tokens, a tile times a power of
 2 or `most`, and b drafts, k per decode on average, given to the batch's likeliest. With n decodes, their survivals S in descending order, and
-t(c, b) the predicted seconds of drafting and of the iteration (and with drafts the measured wait before it),
+t(c, b) the predicted seconds of drafting and of the iteration,
 
     e = 1 + (S_(1) + ... + S_(b)) / n        expected tokens of a decode
     t(c, b) / e <= tbt                       the target
@@ -17,9 +17,9 @@ from itertools import chain
 
 import numpy as np
 
-from cbatch import BatchShape, ConfigError, Described, Plan, Request, StepRecord, View
+from cbatch import BatchShape, ConfigError, Described, Plan, Request, View
 from policies.drafting.adaptive import assign
-from policies.drafting.rule import Floats, Waits, survivals_of_decodes
+from policies.drafting.rule import Floats, survivals_of_decodes
 
 Pair = tuple[int, int]
 """Prompt tokens and drafts of an iteration."""
@@ -30,7 +30,7 @@ class Joint(Described):
         """tbt: target in seconds. most: prompt tokens of an iteration. prompt_value: of a prompt token, in output tokens."""
         if not tbt > 0 or most < 1 or not prompt_value >= 0:
             raise ConfigError(f"policy: need {tbt=} above 0, {most=} of at least 1 and {prompt_value=} of at least 0")
-        self.tbt, self.most, self.prompt_value, self._waits = tbt, most, prompt_value, Waits()
+        self.tbt, self.most, self.prompt_value = tbt, most, prompt_value
 
     def plan(self, view: View) -> Plan:
         plan, prompts = view.plan(), [*chain(view.prefilling, view.waiting[: view.num_places])]
@@ -50,9 +50,6 @@ class Joint(Described):
             budget -= granted
         return plan.build()
 
-    def on_step(self, record: StepRecord) -> None:
-        self._waits.note(record)
-
     def _seconds(self, view: View, decodes: Sequence[Request], prompts: Sequence[Request]) -> dict[Pair, float]:
         """Returns the predicted seconds of each pair."""
         number, tile = len(decodes), min(view.limits.tile, self.most)
@@ -64,9 +61,7 @@ class Joint(Described):
             for k in range(view.drafts.most + 1 if decodes else 1):
                 shape = BatchShape(chunks, number, context).with_drafts(k * number)
                 pair = sum(tokens for tokens, _ in chunks), k * number
-                seconds[pair] = (
-                    view.cost.predict(shape) + view.drafts.seconds(number, k) + self._waits.seconds * (k > 0)
-                )
+                seconds[pair] = view.cost.predict(shape) + view.drafts.seconds(number, k)
         return seconds
 
 

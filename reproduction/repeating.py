@@ -50,7 +50,10 @@ def wrong_share(requests: Sequence[Request]) -> float:
 
 def expected_outcomes(requests: Sequence[Request], k: int) -> NDArray[np.int64]:
     """Returns drafts and accepted drafts of each verification, [verifications, 2], found by following the text with the drafter's rule."""
-    drafter, outcomes = NgramDrafter(k), []
+    outcomes: list[tuple[int, int]] = []
+    if not k:
+        return np.zeros((0, 2), np.int64)
+    drafter = NgramDrafter(k)
     for request in requests:
         assert request.prompt is not None
         known = np.array(request.prompt, np.int32)
@@ -58,8 +61,8 @@ def expected_outcomes(requests: Sequence[Request], k: int) -> NDArray[np.int64]:
             true = known[-1] // CYCLE * CYCLE + (known[-1] + 1 + np.arange(k + 1)) % CYCLE
             drafts = drafter.propose(known, k)[: left - 1] if len(known) > request.num_prompt_tokens else known[:0]
             accepted = int(np.logical_and.accumulate(drafts == true[: len(drafts)]).sum())
-            if len(drafts):
-                outcomes.append((len(drafts), accepted))
+            if (number := min(k, left - 1)) > 0 and len(known) > request.num_prompt_tokens:
+                outcomes.append((number, accepted))  # drafts that were not found are rejected
             known = np.concatenate([known, true[: accepted + 1].astype(np.int32)])
     return np.array(outcomes, np.int64).reshape(-1, 2)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from cbatch.calls import call
 from cbatch.cost import CostModel
+from cbatch.drafts import TableDrafts
 from cbatch.errors import ReplayError
 from cbatch.kv import Eviction, PrefixPool
 from cbatch.plan import Plan
@@ -17,7 +18,6 @@ from cbatch.plan_check import check_plan
 from cbatch.policy import HOOKS, Policy, name_of, optional_method
 from cbatch.record import InFlight, RunRecord
 from cbatch.replay.decisions import Decided, Decision, Recorded, StepEnd, cached_tokens
-from cbatch.replay.drafts import FoundDrafts, drafts_of
 from cbatch.request import FinishReason, Request, Status, leaves_at, spec_of
 from cbatch.request_table import RequestTable
 from cbatch.state import State
@@ -58,16 +58,15 @@ class CachedReplay(Hooked):
         table = RequestTable(rows, limits.num_stages, width if recorded.token_values else None)
         self._state, self._record, self._in_flight = State(table, pool), RunRecord(), deque[InFlight]()
         self.view = EngineView(self._state, limits, cost, self._in_flight, self._record)
-        self._drafts = FoundDrafts(table, self._state.decoding, limits.max_drafts, real=recorded.real_tokens)
         if limits.max_drafts:
-            self._state.drafts = self._drafts
-            self.view.update(drafts=self._drafts)
+            self._state.drafts = TableDrafts(table, self._state.decoding, limits.max_drafts)
+            self.view.update(drafts=self._state.drafts)
         assert self._state.cache is not None
         self._cache = self._state.cache
 
     def look(self, decision: Decision) -> None:
         """Lets requests arrive, and cancels requests whose clients have left."""
-        state, seen, self._drafts.found = self._state, decision.seen, drafts_of(decision)
+        state, seen = self._state, decision.seen
         self.view.update(now=seen.now)
         self._cache.expect(map(self._requests.__getitem__, decision.submitted))
         present = {*seen.waiting, *(progress.id for progress in seen.running)}
@@ -88,8 +87,6 @@ class CachedReplay(Hooked):
                 finds = f"request {id_} finds {tokens} cached tokens, and {recorded} when recorded"
                 remedy = "the eviction has changed since: record the run again"
                 raise ReplayError(f"iteration {event.iteration}: {finds}; {remedy}")
-        for id_, number in self._drafts.found.items():
-            self._drafts.propose(self._requests[id_], number)
         checked = check_plan(plan, state, self.view, "that was recorded")
         self._cache.give_up(plan.give_up)
         for request in plan.preempt:

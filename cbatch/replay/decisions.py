@@ -102,8 +102,7 @@ class Recorded(NamedTuple):
     """The facts on which a run's decisions depend, except its requests.
 
     events: in order. prefix_cache: whether blocks outlive requests. token_values: whether blocks are named by their tokens.
-    iterations: see `Arrivals`. real_tokens: whether drafts had values, so that a drafter could find fewer than asked for.
-    num_ahead: see `KVView`.
+    iterations: see `Arrivals`. real_tokens: whether the drafter may find fewer drafts than asked for, as inside vLLM. num_ahead: see `KVView`.
     """
 
     limits: Limits
@@ -123,8 +122,7 @@ class Recorded(NamedTuple):
         values = cached and engine.state.table.tokens is not None
         host = engine.state.cache.pool.host.num_slots if engine.state.cache is not None else 0
         size = pool.num_blocks, pool.block_size
-        real = engine.state.table.tokens is not None
-        return cls(engine.limits, *size, events, cached, values, engine.arrivals.iterations, host, real)
+        return cls(engine.limits, *size, events, cached, values, engine.arrivals.iterations, host)
 
 
 Sink = Callable[[Decision | StepEnd], None]

@@ -195,8 +195,10 @@ class _Replay(Hooked):
         """Carries out the recorded plan on the requests."""
         known, decided = self._requests, event.decided
         for request in (known[id_] for id_ in decided.preempt):
-            request.lose(request.computed)
-            request.status, request.computed, request.held, request.ready = Status.WAITING, 0, 0, request.total
+            drafts_in_flight = sum(launched.drafts.get(request.id, 0) for launched in self.view.in_flight)
+            request.lose(request.computed - drafts_in_flight)
+            request.status, request.computed, request.held = Status.WAITING, 0, 0
+            request.ready = 0 if drafts_in_flight else request.total
         for id_, why in decided.reject:
             known[id_].reject_reason = why
             self._finish(known[id_], FinishReason.REJECTED)
@@ -217,7 +219,7 @@ class _Replay(Hooked):
             request.computed += count
             if request.computed >= request.total or (end and id_ in end.received):  # a cached prefix is not counted
                 request.total += 1 + drafts.get(id_, 0)
-            ready = 0 if id_ in drafts else request.total - request.computed
+            ready = 0 if id_ in drafts and request.total >= request.max_tokens else request.total - request.computed
             request.status, request.ready = Status.RUNNING, ready
             if request.admitted_at is None:
                 request.admitted_at = event.seen.now
@@ -260,7 +262,8 @@ class _Replay(Hooked):
         going_on = {id_: (number, accepted[id_]) for id_, number in drafts.items() if id_ in event.received}
         for id_ in going_on.keys() & {*event.stopped}:
             del going_on[id_]
-        full = [id_ for id_ in going_on if self._requests[id_].total >= self._requests[id_].max_tokens]
+        left = {id_: self._requests[id_].max_tokens - self._requests[id_].known for id_ in going_on}
+        full = [id_ for id_, tokens in left.items() if event.received.count(id_) >= tokens]
         self.view.drafts.note_outcomes({id_: one for id_, one in going_on.items() if id_ not in full})
 
     def _finish(self, request: ReplayedRequest, reason: FinishReason) -> None:

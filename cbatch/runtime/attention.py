@@ -17,7 +17,8 @@ from cbatch.runtime.batch import Extents, Fields
 class PagedCache:
     """The memory of the blocks of `cbatch.kv`: keys and values, [blocks + 1, block size, kv heads, head dim] per layer.
 
-    layers: the layers of the stage that the cache belongs to.
+    layers: the layers of the stage that the cache belongs to. texts: int32 [blocks + 1, block size], in the first stage the token of each key and
+    value, if iterations have drafts, which are made from them.
 
     The last block is the dummy block. Padding writes to it, so padding needs no branch. No row reads it.
     Owner: the iteration. Only the compute stream reads and writes the cache.
@@ -29,6 +30,7 @@ class PagedCache:
         shape = (self.layers.size, size.num_blocks + 1, size.block_size, spec.num_kv_heads, spec.head_dim)
         self.keys = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
         self.values = torch.zeros_like(self.keys)
+        self.texts = torch.zeros(shape[1:3], dtype=torch.int32, device=device)
         self.size = size
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:

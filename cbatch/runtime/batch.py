@@ -1,7 +1,7 @@
 """Packs the inputs of an iteration into one buffer, which one copy moves to the device.
 
-    | token_ids carry positions kv_indices | query_starts context_lens drafts temperature top_k top_p uniform | block_tables |
-      int32 [tokens] each                    int32 [rows] each (query_starts one more)                          [rows, blocks]
+    | token_ids carry behind positions kv_indices | query_starts context_lens drafts temperature top_k top_p seeds    | block_tables |
+      int32 [tokens] each                           int32 [rows] each (query_starts one more, seeds two per row)      [rows, blocks]
 
 A row is a request of the batch, or one of its drafts (`Step.split`). Padding is data, not a branch: padding rows are empty, and padding tokens belong to no row and
 write to the dummy block, which follows the last block of the pool. This module knows nothing about streams or models.
@@ -48,7 +48,7 @@ class Shape(NamedTuple):
     @property
     def size(self) -> int:
         """Returns the number of int32 words in the packed buffer."""
-        return 4 * self.num_tokens + 7 * self.num_rows + 1 + self.num_rows * self.num_blocks
+        return 5 * self.num_tokens + 8 * self.num_rows + 1 + self.num_rows * self.num_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,22 @@ class Fields(Generic[Array]):
 
     token_ids: int32 [tokens]; `PLACEHOLDER` where a token is carried over.
     carry: int32 [tokens]; 1 + the row of the source iteration whose sampled token is added, or `NOT_CARRIED`.
+    behind: int32 [tokens]; drafts of the request in the source iteration. Positions, cache indices and context lengths count all of them, until
+        `carry.step_back` takes those back that were rejected.
     positions: int32 [tokens]; position of each token in its request.
     kv_indices: int32 [tokens]; cache index of each token's key and value: block * block size + offset.
     query_starts: int32 [rows + 1]; first token of each row.
     context_lens: int32 [rows]; tokens of each request in the KV cache, including this iteration's tokens.
     drafts: int32 [rows]; place of each row among those of its request; 0 without drafts.
-    temperature, top_p, uniform: float32 [rows]; uniform in [0, 1) is the random number for drawing the row's token.
+    temperature, top_p: float32 [rows].
     top_k: int32 [rows]; 0 = no limit.
+    seeds: int32 [rows, 2]; the lower and the upper half of each seed.
     block_tables: int32 [rows, blocks]; the KV blocks of each request in token order.
     """
 
     token_ids: Array
     carry: Array
+    behind: Array
     positions: Array
     kv_indices: Array
     query_starts: Array
@@ -77,7 +81,7 @@ class Fields(Generic[Array]):
     temperature: Array
     top_k: Array
     top_p: Array
-    uniform: Array
+    seeds: Array
     block_tables: Array
 
 
@@ -107,7 +111,7 @@ class Work(NamedTuple):
         return cls(shape, bounds, bool(packed.temperature.any()))
 
 
-_FLOATS = ("temperature", "top_p", "uniform")
+_FLOATS = ("temperature", "top_p")
 
 
 def host_views(buffer: NDArray[np.int32], shape: Shape) -> Fields[NDArray[Any]]:
@@ -121,14 +125,15 @@ def device_views(buffer: torch.Tensor, shape: Shape) -> Fields[torch.Tensor]:
 def _views(buffer: Any, shape: Shape, float32: Any) -> Fields[Any]:
     """Splits the start of an int32 buffer (numpy array or tensor) into the fields of `shape`, without copying."""
     tokens, rows, blocks = shape
-    sizes = {"query_starts": rows + 1, "block_tables": rows * blocks}
+    sizes = {"query_starts": rows + 1, "seeds": 2 * rows, "block_tables": rows * blocks}
     parts: dict[str, Any] = {}
     begin = 0
     for index, field in enumerate(fields(Fields)):
-        size = sizes.get(field.name, tokens if index < 4 else rows)
+        size = sizes.get(field.name, tokens if index < 5 else rows)
         part = buffer[begin : begin + size]
         parts[field.name] = part.view(float32) if field.name in _FLOATS else part
         begin += size
+    parts["seeds"] = parts["seeds"].reshape(rows, 2)
     parts["block_tables"] = parts["block_tables"].reshape(rows, blocks)
     return Fields(**parts)
 
@@ -155,6 +160,10 @@ def pack(step: Step, shape: Shape, out: Fields[NDArray[Any]]) -> None:
     out.token_ids[last[step.carry >= 0]] = PLACEHOLDER
     out.carry[:num_tokens] = NOT_CARRIED
     out.carry[last] = step.carry + 1  # -1 where nothing is carried over
+    out.behind[:num_tokens] = 0
+    if step.within is not None:
+        out.token_ids[last[step.within > 0]] = PLACEHOLDER
+        out.behind[last] = step.behind
     column, offset = np.divmod(positions, block_size)
     out.kv_indices[:num_tokens] = pool.tables[token_rows, column] * block_size + offset
     width = min(shape.num_blocks, pool.tables.shape[1])  # a graph's tables may be wider than any request's
@@ -164,7 +173,7 @@ def pack(step: Step, shape: Shape, out: Fields[NDArray[Any]]) -> None:
     if out.temperature[:num_rows].any():
         out.top_k[:num_rows] = table.top_k[table_rows]
         out.top_p[:num_rows] = table.top_p[table_rows]
-        out.uniform[:num_rows] = uniform(table.seed[table_rows], (step.start + counts).astype(np.uint64))
+        out.seeds[:num_rows] = table.seed[table_rows].view(np.int32).reshape(-1, 2)
     _pad(num_tokens, num_rows, shape, pool.num_blocks, block_size, out)
 
 
@@ -181,17 +190,7 @@ def _pad(
     out.context_lens[num_rows:] = out.drafts[num_rows:] = 0
     out.token_ids[num_tokens:] = PLACEHOLDER
     out.carry[num_tokens:] = NOT_CARRIED
-    out.positions[num_tokens:] = 0
+    out.behind[num_tokens:] = out.positions[num_tokens:] = 0
     out.kv_indices[num_tokens:] = dummy_block * block_size + np.arange(shape.num_tokens - num_tokens) % block_size
     out.block_tables[num_rows:] = dummy_block
     out.temperature[num_rows:] = 0
-
-
-def uniform(seed: NDArray[np.uint64], position: NDArray[np.uint64]) -> NDArray[np.float32]:
-    """Returns 24-bit random numbers in [0, 1) from seed and position (SplitMix64, Steele et al., OOPSLA 2014)."""
-    with np.errstate(over="ignore"):
-        z = seed * np.uint64(0x9E3779B97F4A7C15) + position * np.uint64(0xD1342543DE82EF95)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
-        z ^= z >> np.uint64(31)
-    return ((z >> np.uint64(40)).astype(np.float32)) / np.float32(1 << 24)

@@ -18,9 +18,13 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from math import inf
 from time import perf_counter, sleep
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from cbatch.drafts import Drafter
 from cbatch.executor import CopyTimes, Step, StepResult
+from cbatch.request import Ints
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.host_memory import StageCopies
 from cbatch.runtime.iteration import Iteration
@@ -29,9 +33,10 @@ from cbatch.runtime.streams import Streams
 
 
 class LaunchedStep(NamedTuple):
-    """A launched step, its slot, and its number of tokens including padding."""
+    """A launched step, its rows, its slot, and its number of tokens including padding."""
 
     step: Step
+    num_rows: int
     slot: Slot
     num_tokens: int
 
@@ -45,8 +50,11 @@ class StreamExecutor:
 
     needs_tokens = True
 
-    def __init__(self, streams: Streams, slots: Sequence[Slot], iterations: Sequence[Iteration]) -> None:
-        """slots: `num_stages + 1` slots of these streams. iterations: one per stage; the first iteration chooses the shapes."""
+    def __init__(
+        self, streams: Streams, slots: Sequence[Slot], iterations: Sequence[Iteration], drafter: Drafter | None = None
+    ) -> None:
+        """slots: `num_stages + 1` slots of these streams. iterations: one per stage; the first iteration chooses the shapes. drafter: theirs."""
+        self.drafter = drafter
         self.num_stages = len(iterations)
         self.times_copies = False
         self.caches: Sequence[Sequence[PagedCache]] = ()
@@ -60,10 +68,10 @@ class StreamExecutor:
         """Packs the step and enqueues its work without waiting."""
         slot = self._slots[step.index % len(self._slots)]
         assert not slot.in_use, "the host waits for iteration N before it launches N + num_stages + 1"
-        slot.in_use, step = True, step.split()
-        streams, d2h, num_rows = self._streams, self._streams.d2h, len(step.rows)
-        shape = self._iterations[0].shape(step)
-        work = slot.pack(step, shape)
+        slot.in_use, split = True, step.split()
+        streams, d2h, num_rows = self._streams, self._streams.d2h, len(split.rows)
+        shape = self._iterations[0].shape(split)
+        work = slot.pack(split, shape)
 
         copied = [copies.launch(step, step.copies) for copies in self.host_copies] if step.copies is not None else []
         for number, (h2d, compute, stage, iteration) in enumerate(
@@ -85,19 +93,20 @@ class StreamExecutor:
             d2h.record(slot.download_started)
         d2h.run(partial(slot.download, num_rows))
         d2h.record(slot.downloaded)
-        return LaunchedStep(step, slot, shape.num_tokens)
+        return LaunchedStep(step, num_rows, slot, shape.num_tokens)
 
     def wait(self, in_flight: LaunchedStep) -> StepResult:
         """Blocks until the step's tokens are on the host. No other call in the runtime blocks the host.
 
         Raises StreamError if an operation of this step or of an earlier step failed.
         """
-        (step, slot, num_tokens), origin = in_flight, self._origin
+        (step, num_rows, slot, num_tokens), origin = in_flight, self._origin
         try:
             slot.downloaded.synchronize()
         finally:
             slot.in_use = False
-        tokens = slot.fetch(len(step.rows))
+        tokens, guesses = slot.fetch(num_rows)
+        accepted = None if step.drafts is None else _count_accepted(step.first_rows, step.drafts, tokens == guesses)
         spans = tuple((stage.started.time() - origin, stage.computed.time() - origin) for stage in slot.stages)
         copies = None
         if self.times_copies:
@@ -109,7 +118,7 @@ class StreamExecutor:
             could_begin = max(slot.stages[0].uploaded.time() - origin, self._computed_at)
             blocks = self.host_copies[0].result(step, step.copies, origin, could_begin)
         self._computed_at = spans[0][1]
-        return StepResult(tokens, spans[0][0], spans[-1][1], copies, num_tokens, stages, blocks)
+        return StepResult(tokens, spans[0][0], spans[-1][1], copies, num_tokens, stages, blocks, accepted)
 
     def ends_at(self, in_flight: LaunchedStep) -> float:
         return self.now() if in_flight.slot.downloaded.is_reached() else inf
@@ -135,3 +144,11 @@ class StreamExecutor:
     @cached_property
     def _origin(self) -> float:
         return perf_counter()
+
+
+def _count_accepted(first: Ints, drafts: Ints, equal: Any) -> Ints:
+    """Returns the accepted drafts of each request, [requests]. first: their first rows. equal: bool [rows], see `carry.count_accepted`."""
+    after = np.arange(drafts.max(initial=0))
+    rows = np.minimum(first[:, None] + after, len(equal) - 1)
+    accepted: Ints = np.logical_and.accumulate(equal[rows] & (after < drafts[:, None]), 1).sum(1)
+    return accepted

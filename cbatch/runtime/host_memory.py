@@ -33,7 +33,10 @@ Pairs = Sequence[tuple[int, int]]
 
 
 class HostBlocks:
-    """The memory of one rank's slots: [2, layers, block size, kv heads, head dim] each, keys before values; pinned beside a GPU."""
+    """The memory of one rank's slots: [2, layers, block size, kv heads, head dim] each, keys before values; pinned beside a GPU.
+
+    The tokens of the blocks stay on the device.
+    """
 
     def __init__(self, cache: PagedCache) -> None:
         size = cache.size
@@ -47,27 +50,30 @@ class HostBlocks:
         ]
         most = max(min(AT_ONCE // slot_bytes, size.num_host_blocks), 1)
         self._gathered = torch.empty((most, *shape), dtype=cache.keys.dtype, device=cache.keys.device)
+        self._texts, self._kept_texts = cache.texts, cache.texts.new_zeros(size.num_host_blocks, size.block_size)
 
     @torch.inference_mode()
     def copy(self, copies: Copies) -> None:
-        for blocks, slots, gathered in self._in_parts(copies.out):
+        for blocks, numbers, slots, gathered in self._in_parts(copies.out):
+            self._kept_texts.index_copy_(0, numbers, self._texts.index_select(0, blocks))
             for place, part in enumerate(self._parts):
                 gathered[:, place] = part.index_select(0, blocks)
             for slot, block in zip(slots, gathered, strict=True):
                 slot.copy_(block, non_blocking=True)
-        for blocks, slots, gathered in self._in_parts(copies.back):
+        for blocks, numbers, slots, gathered in self._in_parts(copies.back):
+            self._texts.index_copy_(0, blocks, self._kept_texts.index_select(0, numbers))
             for slot, block in zip(slots, gathered, strict=True):
                 block.copy_(slot, non_blocking=True)
             for place, part in enumerate(self._parts):
                 part.index_copy_(0, blocks, gathered[:, place])
 
-    def _in_parts(self, pairs: Pairs) -> Iterator[tuple[Tensor, Sequence[Tensor], Tensor]]:
-        """Yields the numbers of as many blocks as are copied at once, their slots, and memory on the device for their content."""
+    def _in_parts(self, pairs: Pairs) -> Iterator[tuple[Tensor, Tensor, Sequence[Tensor], Tensor]]:
+        """Yields the numbers of as many blocks as are copied at once and of their slots, the slots, and memory on the device for the content."""
         most, device = len(self._gathered), self._gathered.device
         for first in range(0, len(pairs), most):
             blocks, slots = zip(*pairs[first : first + most], strict=True)
-            numbers = torch.tensor(blocks, pin_memory=device.type == "cuda").to(device, non_blocking=True)
-            yield numbers, [self._slot(slot) for slot in slots], self._gathered[: len(slots)]
+            numbers = torch.tensor((blocks, slots), pin_memory=device.type == "cuda").to(device, non_blocking=True)
+            yield *numbers, [self._slot(slot) for slot in slots], self._gathered[: len(slots)]
 
     def _slot(self, slot: int) -> Tensor:
         piece: Tensor = self._pieces[slot // self._per_piece]

@@ -9,12 +9,15 @@ from typing import Protocol
 
 import torch
 
+from cbatch.drafts import Drafter
 from cbatch.executor import Step
+from cbatch.limits import Limits
 from cbatch.model import Layers
+from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Extents, Fields, Shape, Work, device_views
-from cbatch.runtime.carry import carry_over
+from cbatch.runtime.carry import Drafting, carry_over, step_back
 from cbatch.runtime.gpu.ranks import Steps, lockstep
-from cbatch.runtime.sampling import sample
+from cbatch.runtime.sampling import sample, uniform
 from cbatch.runtime.slots import RankSlot, StageSlot
 
 Send = Callable[[torch.Tensor, torch.Tensor], None]
@@ -29,6 +32,7 @@ class Model(Protocol):
     """Computes a stage's layers, or one rank's share of them; see `PagedModel`."""
 
     layers: Layers
+    cache: PagedCache
 
     def steps(
         self, inputs: torch.Tensor, batch: Fields[torch.Tensor], bounds: Extents, leaving: torch.Tensor | None = None
@@ -50,9 +54,19 @@ class Iteration(Protocol):
 class EagerIteration:
     """Runs an iteration operation by operation, one rank after the other."""
 
-    def __init__(self, models: Sequence[Model], *, send: Send = copy) -> None:
-        """models: one per rank. send: writes drawn tokens to their destination, like `copy`."""
+    def __init__(
+        self,
+        models: Sequence[Model],
+        *,
+        send: Send = copy,
+        limits: Limits | None = None,
+        drafter: Drafter | None = None,
+    ) -> None:
+        """models: one per rank. send: writes drawn tokens to their destination, like `copy`. limits, drafter: None: no drafts."""
         self.models = models
+        self._drafting: Sequence[Drafting] = ()
+        if limits is not None and drafter is not None:
+            self._drafting = [Drafting(drafter, model.cache.texts, limits) for model in models]
         self.is_last = models[0].layers.is_last
         self._is_first = models[0].layers.is_first
         self._send = send
@@ -73,10 +87,16 @@ class EagerIteration:
         Returns the rank's logits, [rows, rank's share of the vocabulary], in the last stage; else the stage's output.
         """
         batch, num_tokens = device_views(rank.device, work.shape), work.shape.num_tokens
-        if self._is_first:
-            inputs = carry_over(batch.token_ids, batch.carry, rank.arriving)
-        else:
+        if not self._is_first:
             inputs = rank.arriving[:num_tokens]
+        elif self._drafting:
+            inputs = self._drafting[index].begin(batch, rank)
+        else:
+            inputs = carry_over(batch.token_ids, batch.carry, rank.arriving)
+        if self._drafting and not self._is_first:
+            step_back(batch, rank.rejected[:num_tokens], self.models[index].cache.size.block_size)
+        if self._drafting and rank.leaving_rejected is not None:
+            self._send(rank.rejected[:num_tokens], rank.leaving_rejected[:num_tokens])
         leaving = None if self.is_last else rank.leaving[:num_tokens]
         outputs = yield from self.models[index].steps(inputs, batch, work.bounds, leaving)
         if self.is_last:
@@ -87,7 +107,8 @@ class EagerIteration:
         """Replaces the most likely tokens by drawn tokens, on the first rank's device. outputs: the logits of each rank."""
         first, *others = stage.ranks
         whole = torch.cat([logits.to(outputs[0].device) for logits in outputs], -1) if others else outputs[0]
-        tokens = sample(whole, device_views(first.device, work.shape))
+        batch = device_views(first.device, work.shape)
+        tokens = sample(whole, batch, uniform(batch.seeds, batch.context_lens))
         self._send(tokens, first.leaving[: work.shape.num_rows])
         for rank in others:
             rank.leaving[: work.shape.num_rows].copy_(tokens)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from cbatch.drafts import Drafter
+
 AttentionName = Literal["auto", "flash4", "triton"]
 
 
@@ -16,6 +18,7 @@ class Options:
     attention: kernel for prompt chunks: flash-attn-4, our Triton kernel, or "auto" for the faster one that fits. GPU only.
     layers: number of layers of each pipeline stage; None: equal shares.
     tensor_parallel: ranks that share every layer of a stage. times_copies: see `StreamExecutor`.
+    drafter: makes at most `Limits.max_drafts` drafts of a request, on the device; needed where that is above 0.
     """
 
     compiled: bool = False
@@ -25,3 +28,4 @@ class Options:
     layers: tuple[int, ...] | None = None
     tensor_parallel: int = 1
     times_copies: bool = False
+    drafter: Drafter | None = None

@@ -18,6 +18,7 @@ def copy_blocks(sender: Sequence[Sequence[PagedCache]], receiver: Sequence[Seque
     for stages in zip(sender, receiver, strict=True):
         for there, here in zip(*stages, strict=True):
             source, target = (torch.as_tensor(blocks).long() for blocks in pairs)
+            here.texts.index_copy_(0, target, there.texts.index_select(0, source))
             for part in ("keys", "values"):
                 layers = zip(getattr(there, part), getattr(here, part), strict=True)
                 for old, new in layers:  # [blocks + 1, ...]

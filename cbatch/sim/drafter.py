@@ -98,11 +98,13 @@ class SurvivalsDrafter(Drafter):
             self._known[num_requests, k] = seconds
         return seconds
 
-    def draw(self, step: Step) -> Ints:
-        """Returns the accepted drafts of each request of a step with drafts."""
+    def draw(self, step: Step, rejected: Ints) -> Ints:
+        """Returns the accepted drafts of each request of a step with drafts. rejected: drafts in flight that `Step.start` counts, [requests]."""
         assert step.drafts is not None
         places = np.arange(1, min(int(step.drafts.max()), len(self._rates)) + 1)
-        newest = step.start + step.num_tokens - step.drafts - 1  # position of the newest token that is not a draft
+        newest = (
+            step.start + step.num_tokens - step.drafts - 1 - rejected
+        )  # position of the newest token that is not a draft
         drawn = uniforms(self.seed, step.table.id[step.rows], newest[:, None] + places)
         accepted = (drawn < self._rates[: len(places)]) & (places <= step.drafts[:, None])
         numbers: Ints = np.logical_and.accumulate(accepted, axis=1).sum(1)

@@ -16,10 +16,13 @@ from itertools import islice
 from time import thread_time
 from typing import Any
 
+import numpy as np
+
 from cbatch.cost import BatchShape, CostModel
 from cbatch.executor import BlockCopies, Executor, Step, StepResult, Turn
 from cbatch.kv import Copies
 from cbatch.model.topology import Topology
+from cbatch.request import Ints
 from cbatch.sim.cost import ProfileCost, StageTimes, following_decodes
 from cbatch.sim.drafter import SurvivalsDrafter
 from cbatch.sim.measured import HostTime
@@ -59,6 +62,7 @@ class SimExecutor(Executor):
         self._stages = Stages(self.num_stages)
         self._now = self._copied_at = 0.0
         self._num_in_flight = 0
+        self._rejected = deque[tuple[Ints, Ints]]()  # table rows and drafts of each iteration in flight with drafts
         self._latest: deque[Span] = deque(maxlen=self.num_stages)
         power = self._profile.power
         self._gpu_clock = GpuClock(power) if power is not None else None
@@ -87,8 +91,8 @@ class SimExecutor(Executor):
                 begins, shape, times, saved=saved, full=full, carried_from=carried_from, launched=launched
             )
         span = span if blocks is None else span._replace(blocks=blocks)
-        if drafter is not None:
-            span = span._replace(accepted=drafter.draw(step))
+        if step.drafts is not None:
+            span = span._replace(accepted=self._draw(step, step.drafts))
         self._latest.append(span)
         self._advance(launched, _HOST)
         return span
@@ -98,6 +102,8 @@ class SimExecutor(Executor):
         if ended > self._now:
             self._advance(ended, _COMPUTE if self._num_in_flight >= self.num_stages else Cause.NO_WORK, shape)
         self._num_in_flight -= 1
+        if accepted is not None:
+            self._rejected.popleft()
         return StepResult(None, started, ended, None, self.graph_tokens(shape), None, blocks, accepted)
 
     def ends_at(self, in_flight: Span) -> float:
@@ -149,6 +155,15 @@ class SimExecutor(Executor):
             if cause is not _COMPUTE or self.num_stages > 1:  # a single stage is busy while the host waits for it
                 self._stages.record_host(self._now, time, cause, shape)
             self._now = time
+
+    def _draw(self, step: Step, drafts: Ints) -> Ints:
+        """Returns the accepted drafts of each request."""
+        rejected = np.zeros(step.table.num_rows, np.int64)
+        for rows, numbers in self._rejected:
+            rejected[rows] += numbers
+        accepted = np.zeros_like(drafts) if self.drafter is None else self.drafter.draw(step, rejected[step.rows])
+        self._rejected.append((step.rows, drafts - accepted))
+        return accepted
 
     def _copy(self, step: Step, copies: Copies) -> BlockCopies:
         """Copies KV blocks on a stream of their own, from the launch of an iteration on, which waits for its copies."""

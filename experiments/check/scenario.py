@@ -172,7 +172,7 @@ def _serve(
     try:
         kv = KVSize(scenario.num_blocks, scenario.block_size)
         how = scenario.asynchronous, patience, scenario.eviction
-        server = Server(SimExecutor(EVEN_COST, drafter=DRAFTER), scenario.limits, cost, kv, *how, DRAFTER)
+        server = Server(SimExecutor(EVEN_COST, drafter=DRAFTER), scenario.limits, cost, kv, *how)
         try:
             engine = server.engine(build(), scenario.source())
         except ConfigError as error:

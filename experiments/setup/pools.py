@@ -76,16 +76,18 @@ class Setup(NamedTuple):
     def servers(self, first_gpu: int) -> list[Server]:
         """Builds the servers of the replicas, on consecutive GPUs."""
         settings, backend, servers = self.settings, self.settings.backend, list[Server]()
-        runtime = settings.runtime
-        options = Options(compiled=runtime.compile, graphs=runtime.graphs, times_copies=settings.timeline)
+        runtime, drafter = settings.runtime, settings.drafter if self.limits.max_drafts else None
+        options = Options(
+            compiled=runtime.compile, graphs=runtime.graphs, times_copies=settings.timeline, drafter=drafter
+        )
         for replica in range(backend.replicas):
             with backend.place(first_gpu + replica * backend.gpus_per_replica):
                 parts = settings.model, self.cost, self.limits, self.kv, options, runtime.asynchronous
                 loop = runtime.asynchronous, settings.patience, settings.eviction
-                executor, drafter = backend.executor(*parts), settings.drafter if self.limits.max_drafts else None
+                executor = backend.executor(*parts)
                 if isinstance(executor, SimExecutor) and isinstance(drafter, SurvivalsDrafter):
-                    executor.drafter = drafter = drafter.on(self.cost)
-                servers.append(Server(executor, self.limits, self.cost, self.kv, *loop, drafter))
+                    executor.drafter = drafter.on(self.cost)
+                servers.append(Server(executor, self.limits, self.cost, self.kv, *loop))
         return servers
 
 

@@ -42,7 +42,7 @@ class Adaptive(DraftingRule):
             num_tokens,
             survivals.size,
         )
-        draft = np.full(len(verify), self.wait + view.drafts.seconds(len(decodes), view.drafts.most))
+        draft = np.full(len(verify), view.drafts.seconds(len(decodes), view.drafts.most))
         draft[0] = 0.0  # where nothing is verified, nothing is drafted
         return assign(survivals, best_budget(survivals, draft, verify))
 

@@ -20,9 +20,7 @@ class Goodput(DraftingRule):
     def num_drafts(self, view: View, plan: PlanBuilder, decodes: Sequence[Request]) -> int:
         shape, num_decodes = shape_of(plan.plan), len(decodes)
         seconds = [
-            view.cost.predict(shape.with_drafts(k * num_decodes))
-            + view.drafts.seconds(num_decodes, k)
-            + self.wait * (k > 0)
+            view.cost.predict(shape.with_drafts(k * num_decodes)) + view.drafts.seconds(num_decodes, k)
             for k in range(view.drafts.most + 1)
         ]
         return best_number(survivals_of_decodes(view, decodes), seconds)

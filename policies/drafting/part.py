@@ -12,7 +12,7 @@ from typing import Any
 
 from cbatch import Plan, PlanBuilder, Policy, Request, StepRecord, View
 from cbatch.calls import call
-from policies.drafting.rule import DraftingRule, Waits
+from policies.drafting.rule import DraftingRule
 
 __tracebackhide__ = True
 
@@ -21,8 +21,8 @@ class WithDrafts:
     """A policy with a drafting rule. All but `plan` and two hooks is the policy's, and it is not steady."""
 
     def __init__(self, policy: Policy, rule: DraftingRule) -> None:
-        self.policy, self.rule, self._waits = policy, rule, Waits()
-        self._drafts: dict[Request, int] = {}  # in the latest plan
+        self.policy, self.rule, self._received = policy, rule, Counter[Request]()
+        self._drafts: dict[int, dict[Request, int]] = {}  # of each iteration in flight
         self.__name__ = f"{type(policy).__name__} with {type(rule).__name__}"
 
     def __getattr__(self, name: str) -> Any:
@@ -40,21 +40,22 @@ class WithDrafts:
         return f"{name}({arguments[:-1] + ', ' if parenthesis else ''}drafting={self.rule!r})"
 
     def plan(self, view: View) -> Plan:
-        view.update(plan=partial(_Builder, view, self.rule, self._drafts))
+        drafts = self._drafts[view.iteration] = dict[Request, int]()
+        view.update(plan=partial(_Builder, view, self.rule, drafts))
         return self.policy.plan(view)
 
     def on_step(self, record: StepRecord) -> None:
-        self._waits.note(record)
-        self.rule.wait = self._waits.seconds
+        """Reports the outcome of an iteration's drafts to the rule; without any, each request's token."""
+        drafts, received = self._drafts.pop(record.iteration, {}), self._received
+        self._received = Counter()
+        if drafted := [request for request in received if request in drafts] or [*received]:
+            numbers = [drafts.get(request, 0) for request in drafted]
+            self.rule.observe(numbers, [received[request] - 1 for request in drafted])
         if (on_step := getattr(self.policy, "on_step", None)) is not None:
             on_step(record)
 
     def on_tokens(self, requests: Sequence[Request]) -> None:
-        """Reports the outcome of an iteration's drafts; without any, each request's token."""
-        received = Counter(requests)  # a request is listed once per token
-        drafts = {request: self._drafts.pop(request, 0) for request in received}
-        drafted = [request for request in received if drafts[request]] or [*received]
-        self.rule.observe([drafts[request] for request in drafted], [received[request] - 1 for request in drafted])
+        self._received = Counter(requests)  # a request is listed once per token
         if (on_tokens := getattr(self.policy, "on_tokens", None)) is not None:
             on_tokens(requests)
 
@@ -79,7 +80,6 @@ class _Builder(PlanBuilder):
             decodes, rule = [plan.requests[place] for place in places], self._rule
             numbers = call(f"drafting {type(rule).__name__}", rule.num_drafts, view, self, decodes)
             numbers = [numbers] * len(places) if isinstance(numbers, int) else numbers
-            plan.drafting |= any(numbers)
             for place, k in zip(places, numbers, strict=True):
                 request = plan.requests[place]
                 if k and view.drafts.can_have(request) and (number := self._add_drafts(place, k)):

@@ -6,35 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch import ConfigError, Described, PlanBuilder, Request, StepRecord, View
+from cbatch import ConfigError, Described, PlanBuilder, Request, View
 
 Floats = NDArray[np.float64]
 
 
-WEIGHT = 0.125
-"""Weight of the latest iteration in the mean of `Waits`."""
-
-
-class Waits:
-    """seconds: moving mean of the device's wait before an iteration with drafts, which the host plans when the one before has ended."""
-
-    def __init__(self) -> None:
-        self.seconds = self._ended = 0.0
-
-    def note(self, record: StepRecord) -> None:
-        """Takes in an iteration that has ended."""
-        if record.num_drafts:
-            self.seconds += WEIGHT * (max(record.started - self._ended, 0.0) - self.seconds)
-        self._ended = record.ended
-
-
 class DraftingRule(Described, ABC):
-    """Chooses the drafts of an iteration's decodes, when the iteration's prompt chunks are known. May keep state, updated by `observe`.
-
-    wait: seconds for which the device waits before an iteration with drafts; measured.
-    """
-
-    wait = 0.0
+    """Chooses the drafts of an iteration's decodes, when the iteration's prompt chunks are known. May keep state, updated by `observe`."""
 
     @abstractmethod
     def num_drafts(self, view: View, plan: PlanBuilder, decodes: Sequence[Request]) -> int | Sequence[int]:

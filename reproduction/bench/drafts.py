@@ -119,11 +119,12 @@ def _ours(
     spec: ModelSpec, works: Sequence[Text], drafts: int, repeats: int, plain: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     from cbatch.drafts import NgramDrafter
+    from cbatch.runtime.options import Options
     from experiments.settings.backends import Cuda
     from experiments.setup.servers import real_server
 
     limits = _limits(works, drafts)
-    server = replace(real_server(Cuda(), spec, limits), drafter=NgramDrafter(drafts))
+    server = real_server(Cuda(), spec, limits, Options(drafter=NgramDrafter(drafts)))
     with closing(server):
         server.serve(FixedDrafts(drafts), Text(limits.max_batch, 64, 16).requests(spec.vocab_size))
         for work in works:

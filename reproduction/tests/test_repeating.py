@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from cbatch import Limits
 from cbatch.drafts import NgramDrafter
+from cbatch.runtime.options import Options
 from experiments.settings.backends import Cpu
 from experiments.setup.presets import load_spec
 from experiments.setup.servers import real_server
@@ -41,9 +42,9 @@ def test_accepted_drafts_are_those_expected(tmp_path: Path, misprints: float, k:
     text = Text(6, 192, 70, misprints)
     requests = text.requests(spec.vocab_size)
     limits = Limits(6, 1024, 262, max_drafts=k)
-    server = replace(real_server(Cpu(), replace(spec, path=str(tmp_path)), limits), drafter=NgramDrafter(k))
-    with closing(server):
-        record = server.serve(FixedDrafts(k), requests)
+    options = Options(drafter=NgramDrafter(k))
+    with closing(real_server(Cpu(), replace(spec, path=str(tmp_path)), limits, options)) as server:
+        record = server.serve(FixedDrafts(k), requests, asynchronous=False)
     drafts, accepted = expected_outcomes(text.requests(spec.vocab_size), k).sum(0)
     assert sum(step.num_drafts for step in record.steps) == drafts
     assert sum(step.num_accepted for step in record.steps) == accepted

@@ -1,10 +1,12 @@
 """Speculation by hand: a model that generates token 10 + p at position p, and a drafter that proposes what a test states."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from schedules import UnitCost
@@ -22,9 +24,13 @@ from cbatch import (
     StepResult,
     View,
 )
-from cbatch.drafts import Drafter, NgramDrafter
+from cbatch.drafts import NO_DRAFT, Drafter, NgramDrafter
 from cbatch.errors import ConfigError
-from cbatch.executor import Step, Tokens
+from cbatch.executor import Step
+from cbatch.plan import Refusal
+from cbatch.request import Ints
+
+Launched = tuple[Step, Ints, Ints | None]
 
 PROMPT = [10, 11, 12, 13]
 NEXT = [15, 16, 17, 18]
@@ -32,55 +38,81 @@ NEXT = [15, 16, 17, 18]
 
 
 class Counting(Executor):
-    """Samples 10 + p at position p, in each row."""
+    """Samples 10 + p at position p, in each row. guesses: the drafts of each iteration, in turn; none are missing drafts."""
 
-    num_stages, needs_tokens = 1, True
+    num_stages, needs_tokens, drafter = 1, True, Drafter()
 
-    def launch(self, step: Step) -> Step:
-        return step.split()
+    def __init__(self, *guesses: Sequence[int]) -> None:
+        self._guesses = [*guesses]
+        self._rejected: dict[int, dict[Request, int]] = {}  # of each iteration in flight
 
-    def wait(self, in_flight: Step) -> StepResult:
-        return StepResult((10 + in_flight.start + in_flight.num_tokens).astype(np.int32), 0.0, 0.0)
+    def launch(self, step: Step) -> Launched:
+        """Finds the true positions as a device does: from what the iterations in flight reject."""
+        newest = step.start + step.num_tokens - 1
+        newest -= [sum(rejected.get(request, 0) for rejected in self._rejected.values()) for request in step.requests]
+        if step.drafts is None:
+            return step, 11 + newest, None
+        newest -= step.drafts
+        accepted = [
+            self.num_accepted(position, drafts)
+            for position, drafts in zip(newest.tolist(), step.drafts.tolist(), strict=True)
+        ]
+        rejected = step.drafts - accepted
+        self._rejected[step.index] = dict(zip(step.requests, rejected.tolist(), strict=True))
+        split = step.split()
+        assert split.within is not None
+        return step, 11 + newest.repeat(1 + step.drafts) + split.within, np.array(accepted)
 
-    def ends_at(self, in_flight: Step) -> float:
+    def num_accepted(self, newest: int, drafts: int) -> int:
+        guess = self._guesses.pop(0) if drafts and self._guesses else []
+        right = [token == 11 + newest + place for place, token in enumerate(guess[:drafts])]
+        return [*right, False].index(False)
+
+    def wait(self, in_flight: Launched) -> StepResult:
+        step, tokens, accepted = in_flight
+        self._rejected.pop(step.index, None)
+        return StepResult(tokens.astype(np.int32), 0.0, 0.0, accepted=accepted)
+
+    def ends_at(self, in_flight: Launched) -> float:
         return 0.0
 
     def now(self) -> float:
         return 0.0
 
 
-class Stated(Drafter):
-    def __init__(self, *guesses: Sequence[int]) -> None:
-        self._guesses = [*guesses]
-
-    def propose(self, tokens: Tokens, k: int) -> Tokens:
-        return np.array(self._guesses.pop(0)[:k] if self._guesses else [], np.int32)
-
-
 class Greedy:
-    """Asks for five drafts of each decode."""
+    """Asks for four drafts of each decode."""
 
     def __init__(self) -> None:
         self.asked = True
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()
-        plan.add_decodes(drafts=5 if self.asked else 0)
+        plan.add_decodes(drafts=4 if self.asked else 0)
         for request in view.waiting:
             plan.add(request)
         return plan.build()
 
 
-def make(*guesses: Sequence[int], policy: Any = None, blocks: int = 20, **fields: Any) -> tuple[Engine, Request]:
+def make(
+    *guesses: Sequence[int], policy: Any = None, blocks: int = 20, asynchronous: bool = False, **fields: Any
+) -> tuple[Engine, Request]:
     """Returns an engine that has generated the first token of its request, and the request."""
     limits = Limits(4, 20, 40, max_drafts=5)
     engine = Engine(
-        policy or Greedy(), Counting(), limits, UnitCost(), num_blocks=blocks, block_size=2, asynchronous=False,
-        drafter=Stated(*guesses),
-    )  # fmt: skip
+        policy or Greedy(),
+        Counting(*guesses),
+        limits,
+        UnitCost(),
+        num_blocks=blocks,
+        block_size=2,
+        asynchronous=asynchronous,
+    )
     spec = RequestSpec(7, 4, fields.pop("max_new_tokens", 20), prompt=PROMPT, **fields)
     engine.submit([request := Request.from_spec(spec)])
     engine.step()
+    if asynchronous:
+        absorb(engine)
     assert request.num_known == request.num_tokens == 5
     return engine, request
 
@@ -101,13 +133,12 @@ def absorb(engine: Engine) -> None:
     [(NEXT, [*NEXT, 19]), ([15, 99, 17], [15, 16]), ([99, 16, 17], [15]), ([15], [15, 16]), ([], [15])],
 )
 def test_a_draft_is_received_if_all_before_it_are_right(guess: list[int], received: list[int]) -> None:
-    """In flight, counters hold the upper bound, and the request is not ready; blocks taken for rejected drafts stay."""
+    """In flight, counters hold the upper bound, with which the request is ready; blocks taken for rejected drafts stay."""
     engine, request = make(guess)
     in_flight(engine)
-    assert (request.num_known, request.num_tokens, request.num_computed) == (5, 6 + len(guess), 5 + len(guess))
-    assert request.num_ready == (0 if guess else 1)
+    assert (request.num_known, request.num_tokens, request.num_computed, request.num_ready) == (5, 10, 9, 1)
     held = engine.view.kv.num_held(request)
-    assert held == -(-(5 + len(guess)) // 2)
+    assert held == 5
     absorb(engine)
     known = 5 + len(received)
     assert (request.num_known, request.num_tokens, request.num_computed, request.num_ready) == (
@@ -119,11 +150,52 @@ def test_a_draft_is_received_if_all_before_it_are_right(guess: list[int], receiv
     assert engine.view.kv.num_held(request) == held
     step, table = engine.record.steps[-1], engine.state.table
     assert table.tokens is not None and table.tokens[request._row, :known].tolist() == [*PROMPT, 14, *received]
-    assert (step.num_drafted, step.num_drafts, step.num_accepted) == (bool(guess), len(guess), len(received) - 1)
-    assert (step.num_sampled, step.num_decode_tokens, step.num_prefill_tokens) == (len(received), 1 + len(guess), 0)
+    assert (step.num_drafted, step.num_drafts, step.num_accepted) == (1, 4, len(received) - 1)
+    assert (step.num_sampled, step.num_decode_tokens, step.num_prefill_tokens) == (len(received), 5, 0)
     assert engine.record.receivers[-1].tolist() == [7] * len(received)
     engine.run()
     assert request.output == [*range(14, 34)] and table.num_drafting == 0
+
+
+def test_a_request_is_planned_again_while_its_drafts_are_in_flight() -> None:
+    """Of four drafts one is accepted, and of four more two; the second step starts at most 3 positions too far."""
+    engine, request = make([15, 99], [17, 18, 99], asynchronous=True)
+    in_flight(engine)
+    step = in_flight(engine)
+    assert [column.tolist() for column in (step.start, step.behind, step.carry, step.sampled)] == [[9], [4], [0], [0]]
+    assert (request.num_known, request.num_tokens, request.num_computed, request.num_ready) == (5, 15, 14, 1)
+    absorb(engine)
+    assert (request.num_known, request.num_tokens, request.num_computed, request.num_ready) == (7, 12, 11, 1)
+    absorb(engine)
+    assert (request.num_known, request.num_tokens, request.num_computed, request.num_ready) == (10, 10, 9, 1)
+    engine.run()
+    assert request.output == [*range(14, 34)]
+    assert [step.num_accepted for step in engine.record.steps[1:3]] == [1, 2]
+
+
+def test_a_request_leaves_once_its_last_token_is_certainly_in_flight() -> None:
+    engine, request = make(NEXT, max_new_tokens=7)
+    in_flight(engine)
+    in_flight(engine)
+    absorb(engine)
+    assert (request.num_known, request.num_tokens, request.num_ready) == (10, 11, 0)
+    assert request not in engine.view.running and engine._launch_next() is None
+    absorb(engine)
+    assert (request.output, request.finish_reason) == ([*range(14, 21)], FinishReason.LENGTH)
+
+
+def test_a_request_that_may_have_ended_is_not_ready() -> None:
+    """Of 7 tokens 1 is known, and 5 and 1 are in flight; when 4 of these are rejected, it goes on, and does not end at its limit."""
+    engine, request = make([99], max_new_tokens=7)
+    in_flight(engine)
+    assert (in_flight(engine).drafts.tolist(), request.num_tokens) == ([0], 11)
+    assert request.num_ready == 0 and request in engine.view.running and engine._launch_next() is None
+    absorb(engine)
+    assert (request.num_known, request.num_tokens, request.num_computed, request.num_ready) == (6, 7, 6, 1)
+    absorb(engine)
+    assert request.num_known == 7 and request.finish_reason is None
+    engine.run()
+    assert (request.output, request.finish_reason) == ([*range(14, 21)], FinishReason.LENGTH)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +233,8 @@ def test_a_preempted_request_keeps_what_is_accepted_in_flight() -> None:
     in_flight(engine)
     engine.state.preempt(request)
     assert (request.num_computed, request.num_ready, request.num_lost_tokens) == (0, 0, 5)
+    plan = engine.view.plan()
+    assert plan.add(request) == 0 and plan.refusal is Refusal.NOT_READY
     absorb(engine)
     assert (request.num_known, request.num_tokens, request.num_computed, request.num_ready) == (8, 8, 0, 8)
     engine.run()
@@ -175,19 +249,35 @@ def test_a_cancelled_request_gets_no_token_of_its_drafts() -> None:
     assert request.output == [14] and engine.state.table.num_drafting == engine.state.pool.num_used == 0
 
 
-def test_a_moved_request_takes_its_known_tokens_along() -> None:
-    """Blocks are sent up to the first token whose keys are still being written."""
-    engine, request = make(NEXT)
+def test_a_request_that_stopped_gets_no_token_of_the_next_iteration_in_flight() -> None:
+    engine, request = make(NEXT, NEXT, stop_tokens=(16,))
     in_flight(engine)
-    moved = engine.give(request)
-    assert (request.status, request.output, len(moved.blocks), request.num_lost_tokens) == (Status.MOVING, [14], 2, 5)
+    in_flight(engine)
     absorb(engine)
-    assert request.num_known == 5 and engine.state.table.num_drafting == 0
+    assert engine.state.pool.num_used == engine.state.pool.num_retiring > 0
+    absorb(engine)
+    assert (request.output, engine.state.num_overshoot_tokens) == ([14, 15, 16], 1)
+    assert engine.state.table.num_drafting == engine.state.pool.num_used == 0
+
+
+@pytest.mark.parametrize(("absorbed", "output", "sent"), [(0, [14], 2), (1, [14, 15], 2), (2, [14, 15, 16, 17], 3)])
+def test_a_moved_request_takes_its_known_tokens_along(absorbed: int, output: list[int], sent: int) -> None:
+    """Full blocks of two tokens are sent up to the first token whose keys are still being written, or not written yet."""
+    engine, request = make([99], [16, 99])
+    in_flight(engine)
+    in_flight(engine)
+    for _ in range(absorbed):
+        absorb(engine)
+    moved = engine.give(request)
+    assert (request.status, request.output, len(moved.blocks)) == (Status.MOVING, output, sent)
+    for _ in range(2 - absorbed):
+        absorb(engine)
+    assert request.num_known == 4 + len(output) and engine.state.table.num_drafting == 0
 
 
 def test_blocks_and_tokens_limit_drafts_but_no_decode() -> None:
     """Of 10 blocks, the tokens of three decodes leave one: the first has 2 drafts in it, the last one in its own block."""
-    engine, request = make(NEXT, NEXT, NEXT, blocks=10, max_new_tokens=10)
+    engine, request = make(blocks=10, max_new_tokens=10)
     others = [Request(id_, 4, 10, prompt=PROMPT) for id_ in (8, 9)]
     engine.policy.asked = False  # type: ignore[attr-defined]
     engine.submit(others)
@@ -195,38 +285,32 @@ def test_blocks_and_tokens_limit_drafts_but_no_decode() -> None:
     plan = engine.view.plan()
     assert (plan.add_decodes(drafts={others[1]: 5, request: 4}), plan.free_blocks) == (3, 0)
     assert [count for _, count in plan.plan] == [1 + 2, 1, 1 + 1]
-    assert plan.plan.drafting and plan.draft(request, 2) == 0
+    assert plan.draft(request, 2) == 0
 
 
-def test_a_request_with_a_token_in_flight_waits_for_its_drafts() -> None:
-    engine, request = make(NEXT)
+def test_a_request_with_a_token_in_flight_gets_drafts() -> None:
+    engine, request = make()
     engine.policy.asked = False  # type: ignore[attr-defined]
     in_flight(engine)
-    plan = engine.view.plan()
-    assert plan.add_decodes(drafts=2) == plan.draft(request, 2) == 0 and plan.plan.drafting
-    assert plan.draft(request, 0) == 1
+    assert engine.view.plan().draft(request, 2) == 3 and engine.view.plan().draft(request, 0) == 1
 
 
-@pytest.mark.parametrize(("guess", "count"), [([15], 3), (NEXT, 8), ([], 2)])
-def test_a_plan_has_no_more_drafts_than_were_proposed(guess: list[int], count: int) -> None:
+@pytest.mark.parametrize(("new", "most"), [(20, 5), (4, 2), (2, 0)])
+def test_a_plan_has_no_more_drafts_than_can_be_received(new: int, most: int) -> None:
     class Written(Greedy):
         def plan(self, view: View) -> Plan:
-            if not view.decoding:
-                return super().plan(view)
-            [request] = view.decoding
-            view.drafts.propose(request, 9)
-            return Plan([(request, count)])
+            return Plan([(request, most + 2) for request in view.decoding]) if view.decoding else super().plan(view)
 
-    engine, _ = make(guess, policy=Written())
+    engine, _ = make(policy=Written(), max_new_tokens=new)
     with pytest.raises(
-        PlanError, match=f"request 7: illegal plan .{count} planned, 1 ready, with at most {len(guess)} of 5 drafts"
+        PlanError, match=f"request 7: illegal plan .{most + 2} planned, 1 ready, with at most {most} of 5 drafts"
     ):
         engine.step()
 
 
 def test_survivals_are_moving_means_and_begin_with_those_of_the_run() -> None:
     """Of three drafts the first was accepted and the second not; nothing is known of the third."""
-    engine, request = make([15, 99, 17], NEXT)
+    engine, request = make([15, 99, 17])
     assert engine.view.drafts.survivals(request) == [1.0] * 5
     engine.step()
     first, second = 1.0, 1 - 1 / 8
@@ -250,6 +334,20 @@ def test_the_longest_end_that_came_before_is_continued(tokens: list[int], k: int
     """Also where bytes of one token look like those of another."""
     proposed = NgramDrafter(5, min_n, min_n + more).propose(np.array(tokens, np.int32), k)
     assert proposed.tolist() == reference(tokens, k, min_n, min_n + more)
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=30), min_size=1, max_size=6), st.integers(1, 3), st.integers(0, 3))
+def test_drafts_of_many_requests_are_those_of_each(texts: list[list[int]], min_n: int, more: int) -> None:
+    """By comparing all places at once, and by asking for one request after the other; what follows a text is not read."""
+    drafter, filled = NgramDrafter(5, min_n, min_n + more), torch.randint(0, 3, (len(texts), 32), dtype=torch.int32)
+    for row, text in enumerate(texts):
+        filled[row, : len(text)] = torch.tensor(text)
+    lengths = torch.tensor([len(text) for text in texts], dtype=torch.int32)
+    for propose_each in (drafter.propose_each, partial(Drafter.propose_each, drafter)):
+        proposed = propose_each(filled, lengths, 4)
+        assert proposed.dtype is torch.int32
+        expected = [reference(text, 4, min_n, min_n + more) for text in texts]
+        assert proposed.tolist() == [[*drafts, *[NO_DRAFT] * (4 - len(drafts))] for drafts in expected]
 
 
 def test_the_earliest_occurrence_counts() -> None:

@@ -2,14 +2,17 @@
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fuzz_policy import FuzzPolicy
 from gpu_models import BLOCK_SIZE, CUDA, LIMITS, TINY_LLAMA, TINY_QWEN3, error, make_batch, with_same_weights
 from guesses import Guesses, Speculating
 from poison import poisoned
+from rig import Ask
 from schedules import UnitCost
 from test_gpu_kernels import DTYPES
 from test_gpu_tokens import AMPLE, LAYOUTS, POLICIES, SCARCE, expected_of
@@ -17,6 +20,7 @@ from tiny_models import LONGEST_OUTPUT, greedy_references, sampled_references
 
 from cbatch import Server
 from cbatch.arrivals import Listed
+from cbatch.drafts import NgramDrafter
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.runtime.attention import ReferenceAttention
@@ -58,16 +62,15 @@ def test_every_policy_with_drafts_gives_the_same_tokens(
     """Greedy and drawn tokens; with graphs, every iteration replays one."""
     references = sampled_references(spec) if sampled else greedy_references(spec)
     limits = replace(LIMITS, num_stages=num_stages, max_drafts=3)
-    options = Options(graphs=graphs, tensor_parallel=num_ranks)
+    options = Options(graphs=graphs, tensor_parallel=num_ranks, drafter=Guesses(references))
     size = KVSize(AMPLE, BLOCK_SIZE)
     executor = poisoned(gpu.build, with_same_weights(spec, checkpoints), limits, size, options)
     num_drafts = num_accepted = 0
     for name, make in POLICIES.items():
         for asynchronous, num_blocks in ((False, AMPLE), (True, AMPLE), (True, SCARCE)):
             requests = [each.request(index, 1 + index % LONGEST_OUTPUT) for index, each in enumerate(references)]
-            kv, drafter = KVSize(num_blocks, BLOCK_SIZE), Guesses(references)
             policy = make() if name == "fuzz" else Speculating(make())
-            server = Server(executor, limits, UnitCost(), kv, asynchronous, drafter=drafter)
+            server = Server(executor, limits, UnitCost(), KVSize(num_blocks, BLOCK_SIZE), asynchronous)
             record = server.serve(policy, Listed(requests, {index: index // 2 for index in range(len(requests))}))
             what = f"{name}, asynchronous={asynchronous}, {num_blocks} blocks"
             assert [request.output for request in requests] == expected_of(references), what
@@ -76,3 +79,39 @@ def test_every_policy_with_drafts_gives_the_same_tokens(
     executor.close()
     assert num_drafts > num_accepted > 100
     assert (executor.iteration.num_eager == 0) == (graphs == "all")
+
+
+@pytest.mark.parametrize("drafter", [None, NgramDrafter(3, 1, 2)], ids=["guesses", "ngram"])
+def test_any_schedule_with_drafts_gives_the_same_tokens(
+    drafter: NgramDrafter | None, checkpoints: Path, pytestconfig: pytest.Config
+) -> None:
+    """Half of `--schedules` of each drafter: lengths, arrivals, stop tokens, policy, loop, KV cache, greedy or drawn."""
+    spec, numbers = TINY_LLAMA, random.Random(pytestconfig.getoption("--draw"))
+    kinds = greedy_references(spec), sampled_references(spec)
+    options = Options(drafter=drafter or Guesses([*kinds[0], *kinds[1]]))
+    limits = replace(LIMITS, max_drafts=3)
+    executor = poisoned(gpu.build, with_same_weights(spec, checkpoints), limits, KVSize(AMPLE, BLOCK_SIZE), options)
+    num_overlapping = num_accepted = 0
+    for number in range(max(pytestconfig.getoption("--schedules") // 2, 1)):
+        references = numbers.choice(kinds)
+        asks = [
+            Ask(numbers.randrange(len(references)), numbers.randint(1, LONGEST_OUTPUT), numbers.choice([None, 3, 9]))
+            for _ in range(numbers.randint(1, 9))
+        ]
+        requests = [ask.request(id_, references) for id_, ask in enumerate(asks)]
+        arrivals = Listed(requests, {id_: numbers.randrange(13) for id_ in range(len(asks))})
+        name, make = numbers.choice([*POLICIES.items()])
+        policy = FuzzPolicy(number) if name == "fuzz" else Speculating(make(), number)
+        asynchronous, num_blocks = numbers.random() < 0.8, numbers.choice((SCARCE, 10, AMPLE))
+        record = Server(executor, limits, UnitCost(), KVSize(num_blocks, BLOCK_SIZE), asynchronous).serve(
+            policy, arrivals
+        )
+        expected = [ask.expected(request, references) for ask, request in zip(asks, requests, strict=True)]
+        assert [request.output for request in requests] == expected, f"schedule {number}: {name}, {asynchronous=}"
+        steps = record.steps
+        num_accepted += sum(step.num_accepted for step in steps)
+        num_overlapping += sum(
+            step.num_drafts > 0 and later.launched_at < step.received_at for step, later in pairwise(steps)
+        )
+    executor.close()
+    assert num_accepted and num_overlapping

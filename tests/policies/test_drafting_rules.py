@@ -215,7 +215,7 @@ def test_an_error_names_the_policy_or_its_rule(policy: Policy, rule: Raising, ki
     """Not the object around both, nor a line of its file."""
     scenario = Scenario((Arrival(4, 4, 0),), 1, 20, 9, 2, asynchronous=False)
     limits, drafter = scenario.limits, SurvivalsDrafter([0.7])
-    server = Server(SimExecutor(EVEN_COST, drafter=drafter), limits, EVEN_COST, KVSize(9, 2), False, drafter=drafter)
+    server = Server(SimExecutor(EVEN_COST, drafter=drafter), limits, EVEN_COST, KVSize(9, 2), False)
     with pytest.raises(kind, match=text):
         server.engine(WithDrafts(policy, rule), scenario.source()).run()
 

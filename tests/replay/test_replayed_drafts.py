@@ -2,38 +2,31 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 from contended import LinearCost
-from test_drafts import Counting
+from test_drafts import Counting, Launched
 from test_replay import Attentive, ask, record
 
-from cbatch import Engine, Eviction, Limits, Plan, Request, Step, StepResult, View
-from cbatch.drafts import Drafter
-from cbatch.executor import Tokens
+from cbatch import Engine, Eviction, Limits, Plan, Request, StepResult, View
 from policies.evictions import LRU
 
 
 class Ticking(Counting):
-    """An iteration ends a second after the previous one."""
+    """An iteration ends a second after the previous one. Drafts are right but where the position is a multiple of 3."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.time = 0.0
 
-    def wait(self, in_flight: Step) -> StepResult:
+    def num_accepted(self, newest: int, drafts: int) -> int:
+        return next((place for place in range(drafts) if (newest + 1 + place) % 3 == 0), drafts)
+
+    def wait(self, in_flight: Launched) -> StepResult:
         self.time += 1
         return super().wait(in_flight)._replace(started=self.time - 1, ended=self.time)
 
     def now(self) -> float:
         return self.time
-
-
-class Guessing(Drafter):
-    """Knows that token 10 + p has position p, but not where p is a multiple of 3; and proposes nothing where p is a multiple of 5."""
-
-    def propose(self, tokens: Tokens, k: int) -> Tokens:
-        positions = len(tokens) + np.arange(k if len(tokens) % 5 else 0)
-        return (10 + positions * (positions % 3 > 0)).astype(np.int32)
 
 
 class BySurvivals:
@@ -65,9 +58,15 @@ def test_a_policy_that_drafts_sees_and_plans_the_same_again(
     first, again = Attentive(BySurvivals()), Attentive(BySurvivals())
     limits, cache = Limits(4, 30, 40, max_drafts=4), eviction and eviction()
     engine = Engine(
-        first, Ticking(), limits, LinearCost(), num_blocks=13, block_size=3, asynchronous=asynchronous,
-        prefix_cache=cache, drafter=Guessing(),
-    )  # fmt: skip
+        first,
+        Ticking(),
+        limits,
+        LinearCost(),
+        num_blocks=13,
+        block_size=3,
+        asynchronous=asynchronous,
+        prefix_cache=cache,
+    )
     chosen = asked()
     recorded = record(engine, chosen)
     assert all(request.output == [*range(10 + request.num_prompt_tokens, 10 + request.num_known)] for request in chosen)

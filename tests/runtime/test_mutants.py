@@ -10,6 +10,7 @@ from math import inf
 from typing import Any
 
 import pytest
+import torch
 from any_order import any_order
 from races import RaceError
 from rig import Rig, stress
@@ -136,7 +137,20 @@ def same_cache(rig: Rig) -> None:
     second.cache = first.cache  # type: ignore[attr-defined]
 
 
-STAGES, RANKS = {"num_stages": 2}, {"num_ranks": 2}
+def other_guesses(rig: Rig) -> None:
+    """Tokens are compared with the drafts of the iteration itself."""
+    for slot in rig.slots:
+        slot.stages[0].ranks[0].arriving_guesses = slot.guesses[0]
+
+
+def nothing_is_told(rig: Rig) -> None:
+    """A stage does not tell the next what was rejected."""
+    for slot in rig.slots:
+        for stage in slot.stages[1:]:
+            stage.ranks[0].rejected = torch.zeros_like(stage.ranks[0].rejected)
+
+
+STAGES, RANKS, DRAFTS = {"num_stages": 2}, {"num_ranks": 2}, {"max_drafts": 3}
 MUTANTS: dict[str, tuple[str, Callable[[Rig], object], dict[str, int]]] = {
     "compute waits for uploaded": ("checker adversary", partial(deaf, "compute"), {}),
     "d2h waits for computed": ("checker adversary", partial(deaf, "d2h"), {}),
@@ -153,6 +167,8 @@ MUTANTS: dict[str, tuple[str, Callable[[Rig], object], dict[str, int]]] = {
     "the first stage waits for the tokens that it carries": ("checker adversary", partial(unawaited, 0), STAGES),
     "tokens are fetched after the last stage": ("checker adversary", fetched_after_first_stage, STAGES),
     "carry-over comes from num_stages iterations before": ("checker adversary", partial(carried_from, 1), STAGES),
+    "tokens are compared with their own iteration's drafts": ("adversary", other_guesses, DRAFTS),
+    "each stage hears what was rejected": ("adversary", nothing_is_told, STAGES | DRAFTS),
     "a rank reads parts after all have stored theirs": ("adversary", does_not_wait, RANKS),
     "ranks have different columns": ("adversary", same_share, RANKS),
     "a rank has its own part of the KV cache": ("adversary", same_cache, RANKS),
@@ -196,8 +212,15 @@ def carry_known(step: Any, packed: Any) -> None:
     packed.carry.clip(1, out=packed.carry)
 
 
-@pytest.mark.parametrize("change", [pad_into_live_block, carry_known])
+def all_accepted(step: Any, packed: Any) -> None:
+    """Drafts in flight are not taken back."""
+    packed.behind[:] = 0
+
+
+@pytest.mark.parametrize("change", [pad_into_live_block, carry_known, all_accepted])
 def test_wrong_inputs_are_noticed(change: Callable[[Any, Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
     pack = slots_module.pack
     monkeypatch.setattr(slots_module, "pack", lambda step, shape, out: (pack(step, shape, out), change(step, out)))
-    assert any(noticed(ADVERSARY, stress(any_order, seed)) for seed in range(NUM_RUNS))
+    assert any(
+        noticed(ADVERSARY, stress(any_order, seed, max_drafts=3 * (change is all_accepted))) for seed in range(NUM_RUNS)
+    )

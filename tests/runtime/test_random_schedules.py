@@ -36,6 +36,7 @@ from tiny_models import (
 )
 
 from cbatch import Policy
+from cbatch.drafts import NgramDrafter
 from cbatch.model import ModelSpec
 
 MOST_IN_A_TURN = 32
@@ -75,7 +76,8 @@ class Workload:
 class Schedule:
     """One run of a policy, but for the policy.
 
-    max_drafts: 0: none; else drafts, one in four of them wrong, which change no token, whether tokens are drawn or not.
+    max_drafts: 0: none; else drafts, which change no token, whether tokens are drawn or not. looks_up: whether they are looked up, and mostly wrong or not
+    found; else one in four is wrong.
     sizes: number of layers of each pipeline stage; four layers in all are those of `DEEP`. num_ranks: of each stage. small: whether the KV cache makes requests
     wait or preempt each other. sampled: whether tokens are drawn. every: see `any_order`, whose random numbers are those of the
     seed `order`, zeros after the first `num_draws`.
@@ -88,6 +90,7 @@ class Schedule:
     small: bool
     sampled: bool
     max_drafts: int
+    looks_up: bool
     every: int
     num_draws: int
     order: int
@@ -111,6 +114,7 @@ class Schedule:
             poison=True,
             check=True,
             max_drafts=self.max_drafts,
+            drafter=NgramDrafter(self.max_drafts, 1, 2) if self.max_drafts and self.looks_up else None,
         )
 
     def speculating(self, policy: Policy) -> Policy:
@@ -163,6 +167,7 @@ schedules = st.builds(
     small=st.booleans(),
     sampled=st.booleans(),
     max_drafts=st.sampled_from((0, 0, 1, 3, 6)),
+    looks_up=st.booleans(),
     every=st.sampled_from((8, 2, 40)),
     num_draws=st.integers(0, 2**14),  # about 30 an iteration
     order=st.integers(0, 2**32 - 1),

@@ -5,22 +5,27 @@ import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from tiny_models import draw
+from tiny_models import draw, splitmix
 
 from cbatch import RequestSpec, Sampling
 from cbatch.request_table import RequestTable
-from cbatch.runtime.batch import Fields, uniform
+from cbatch.runtime.batch import Fields
 from cbatch.runtime.carry import carry_over
-from cbatch.runtime.sampling import greedy, sample
+from cbatch.runtime.sampling import greedy, sample, uniform
 
 VOCABULARY = 40
 
 
-def batch_of(samplings: list[Sampling], numbers: np.ndarray) -> Fields[torch.Tensor]:
+def batch_of(samplings: list[Sampling], numbers: np.ndarray) -> tuple[Fields[torch.Tensor], torch.Tensor]:
     fields = dict.fromkeys(Fields.__dataclass_fields__, torch.zeros(0))
     for name, kind in (("temperature", torch.float32), ("top_p", torch.float32), ("top_k", torch.int32)):
         fields[name] = torch.tensor([getattr(sampling, name) for sampling in samplings], dtype=kind)
-    return Fields(**{**fields, "uniform": torch.from_numpy(numbers).float()})
+    return Fields(**fields), torch.from_numpy(numbers).float()
+
+
+def numbers_of(seeds: list[int], positions: np.ndarray) -> np.ndarray:
+    halves = np.array(seeds, np.uint64).view(np.int32).reshape(-1, 2)
+    return uniform(torch.from_numpy(halves), torch.from_numpy(positions.astype(np.int32))).numpy()
 
 
 samplings = st.lists(
@@ -42,7 +47,7 @@ def test_it_inverts_the_filtered_distribution(samplings: list[Sampling], seed: i
     random = np.random.default_rng(seed)
     logits = random.normal(size=(len(samplings), VOCABULARY)).astype(np.float32) * 3
     numbers = random.random(len(samplings), dtype=np.float32)
-    tokens = sample(torch.from_numpy(logits), batch_of(samplings, numbers))
+    tokens = sample(torch.from_numpy(logits), *batch_of(samplings, numbers))
     assert tokens.dtype is torch.int32
     for row, sampling in enumerate(samplings):
         expected = draw(logits[row].astype(np.float64), sampling, float(numbers[row]))
@@ -59,7 +64,7 @@ def likeliest(logits: torch.Tensor) -> list[int]:
 def test_a_row_of_temperature_0_is_greedy_beside_any_other() -> None:
     logits = torch.randn(6, VOCABULARY, generator=torch.Generator().manual_seed(1))
     samplings = [Sampling(), Sampling(2.0), Sampling(), Sampling(1.0, 3), Sampling(), Sampling(1.0, 0, 0.1)]
-    tokens = sample(logits, batch_of(samplings, np.full(6, 0.999)))
+    tokens = sample(logits, *batch_of(samplings, np.full(6, 0.999)))
     assert tokens[::2].tolist() == likeliest(logits)[::2]
 
 
@@ -70,11 +75,11 @@ def test_the_least_temperatures_give_the_likeliest_token(filters: tuple[int, flo
     temperatures = (1e-45, 1e-40, 1.2e-38, 6e-38, 1e-30)
     logits = torch.randn(10, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 9
     logits[5:] -= logits[5:].amax(dim=-1, keepdim=True) + 20
-    batch = batch_of([Sampling(temperature, *filters) for temperature in temperatures] * 2, np.full(10, 0.999))
+    batch, numbers = batch_of([Sampling(temperature, *filters) for temperature in temperatures] * 2, np.full(10, 0.999))
     assert (batch.temperature > 0).all()
     torch.set_flush_denormal(flush)
     try:
-        tokens = sample(logits, batch)
+        tokens = sample(logits, batch, numbers)
     finally:
         torch.set_flush_denormal(False)
     assert tokens.tolist() == likeliest(logits)
@@ -92,7 +97,7 @@ def test_any_temperature_and_top_k_has_a_row(temperature: float, top_k: int) -> 
 def test_equal_logits_give_the_lowest_token_greedily() -> None:
     logits = torch.zeros(2, VOCABULARY)
     assert likeliest(logits) == [0, 0]
-    assert sample(logits, batch_of([Sampling(), Sampling(1.0, 1)], np.array([0.9, 0.9]))).tolist() == [0, 0]
+    assert sample(logits, *batch_of([Sampling(), Sampling(1.0, 1)], np.array([0.9, 0.9]))).tolist() == [0, 0]
 
 
 def test_the_extremes_of_the_random_number_stay_inside_the_distribution() -> None:
@@ -100,7 +105,7 @@ def test_the_extremes_of_the_random_number_stay_inside_the_distribution() -> Non
     logits = torch.linspace(5, -5, VOCABULARY).repeat(4, 1)
     samplings = [Sampling(1.0, 3), Sampling(1.0, 3), Sampling(1.0, 0, 0.5), Sampling(0.1)]
     numbers = np.array([0.0, 1 - 2.0**-24, 1 - 2.0**-24, 1 - 2.0**-24])
-    tokens = sample(logits, batch_of(samplings, numbers)).tolist()
+    tokens = sample(logits, *batch_of(samplings, numbers)).tolist()
     assert tokens[:3] == [0, 2, 2]
     assert tokens[3] < VOCABULARY
 
@@ -109,22 +114,22 @@ def test_frequencies_are_those_of_the_distribution() -> None:
     """Pearson's chi-squared over 20,000 draws with the runtime's own random numbers; 99.9% bound, 9 degrees of freedom."""
     count = 20_000
     logits = torch.linspace(0, -2, 10)
-    numbers = uniform(np.full(count, 11, np.uint64), np.arange(count, dtype=np.uint64))
-    tokens = sample(logits.repeat(count, 1), batch_of([Sampling(0.8)] * count, numbers))
+    numbers = numbers_of([11] * count, np.arange(count))
+    tokens = sample(logits.repeat(count, 1), *batch_of([Sampling(0.8)] * count, numbers))
     expected = (logits / 0.8).softmax(0) * count
     observed = torch.bincount(tokens.long(), minlength=10)
     assert float(((observed - expected) ** 2 / expected).sum()) < 27.88
 
 
 def test_random_numbers_depend_on_seed_and_position_alone_and_fill_the_interval() -> None:
-    seeds = np.array([0, 1, 2**63, 2**64 - 1], np.uint64)
-    numbers = uniform(seeds.repeat(5000), np.tile(np.arange(5000, dtype=np.uint64), 4)).reshape(4, 5000)
+    seeds = [0, 1, 2**63, 2**64 - 1]
+    numbers = np.stack([numbers_of([seed] * 5000, np.arange(5000)) for seed in seeds])
     assert numbers.dtype == np.float32
     assert numbers.min() >= 0 and numbers.max() < 1
     assert np.abs(numbers.mean(axis=1) - 0.5).max() < 0.02
     assert np.abs(np.corrcoef(numbers) - np.eye(4)).max() < 0.05
     assert np.abs(np.corrcoef(numbers[:, 1:].ravel(), numbers[:, :-1].ravel())[0, 1]) < 0.03
-    assert uniform(seeds[2:3], np.array([77], np.uint64))[0] == numbers[2, 77]
+    assert all(numbers[row, 77] == splitmix(seed, 77) for row, seed in enumerate(seeds))
 
 
 @given(

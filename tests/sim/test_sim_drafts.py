@@ -34,13 +34,13 @@ RULES = [Fixed(0), Fixed(1), Fixed(8), Table(), Adaptive(), Ema(), ThroughputAwa
 class Noted(SurvivalsDrafter):
     """Notes each decision: by request and position of the draft, whether it was accepted."""
 
-    def draw(self, step: Step) -> Ints:
+    def draw(self, step: Step, rejected: Ints) -> Ints:
         assert step.drafts is not None
-        accepted = super().draw(step)
+        accepted = super().draw(step, rejected)
         self.decided = vars(self).get("decided", {})
         self.drawn = [*vars(self).get("drawn", ()), *accepted[step.drafts == len(self.survivals)].tolist()]
         for request, start, drafts, number in zip(
-            step.requests, step.start.tolist(), step.drafts.tolist(), accepted.tolist(), strict=True
+            step.requests, (step.start - rejected).tolist(), step.drafts.tolist(), accepted.tolist(), strict=True
         ):
             for place in range(1, min(number + 1, drafts) + 1):
                 assert (request.id, start + place) not in self.decided
@@ -66,7 +66,7 @@ def run(
     executor = SimExecutor(cost, host=0.001, drafter=drafter)
     requests = (Request(number, prompt, output) for number, (prompt, output) in enumerate(lengths))
     kv = KVSize(num_blocks, 4)
-    server = Server(executor, limits, cost, kv, asynchronous=asynchronous, drafter=drafter)
+    server = Server(executor, limits, cost, kv, asynchronous=asynchronous)
     return server.engine(policy, requests).run()
 
 
@@ -154,7 +154,7 @@ def test_a_verification_reads_its_context_once() -> None:
     limits = Limits(4, 64, 400, max_drafts=3)
     drafter, policy = SurvivalsDrafter([0.0] * 3), WithDrafts(Orca(), Fixed(3))
     kv = KVSize(99, 4)
-    server = Server(SimExecutor(cost, drafter=drafter), limits, cost, kv, asynchronous=False, drafter=drafter)
+    server = Server(SimExecutor(cost, drafter=drafter), limits, cost, kv, asynchronous=False)
     server.engine(policy, [Request(0, 20, 5)]).run()
     assert shapes[1] == BatchShape((), 4, 21 + 22 + 23 + 24, 0, 63, 3)
     assert shapes[1].num_kv_reads == 21 + 1 + 2 + 3

@@ -68,7 +68,8 @@ class Declarations:
             return Accesses((part.host,), [rank.device for rank in part.ranks])
         assert name == "download", f"{name} is no operation of the executor"
         rows = Items(TABLE_ROW, self._steps[part.index].rows.tolist())  # in use until the tokens are on the host
-        return Accesses(part.sampled[:1], (part.tokens, rows))
+        sources = part.sampled[:1] + (part.guesses[:1] if self._has_drafts else [])
+        return Accesses(sources, (part.tokens, rows))
 
     def _of_copies(self, stage: int, copies: Copies) -> Accesses:
         kind, slots = block_kind(stage), f"slot in host memory of stage {stage}"
@@ -77,7 +78,7 @@ class Declarations:
 
     def of_packing(self, slot: Slot, step: Step) -> Accesses:
         """KV blocks, in the part of each stage, and table rows that change owner count as written by the host."""
-        self._steps[slot.index] = step
+        self._steps[slot.index], self._has_drafts = step, slot.max_drafts > 0
         blocks, rows = self._new_owners(step)
         parts = [Items(block_kind(stage), blocks) for stage in range(len(slot.stages))]
         return Accesses((), (slot.host, *parts, Items(TABLE_ROW, rows)))
@@ -91,8 +92,20 @@ class Declarations:
         held = zip(batch.block_tables.tolist(), batch.context_lens.tolist(), strict=True)
         read = {block for table, context in held for block in table[: blocks_for(context, size)]}
         written = set((batch.kv_indices // size).tolist())
-        arrived = (buffer for rank in stage.ranks for buffer in (rank.device, rank.arriving))
-        leaving = (rank.leaving for rank in stage.ranks)
+        for table, last in zip(batch.block_tables.tolist(), batch.query_starts[1:] - 1, strict=True):
+            behind, position = batch.behind[last].item(), batch.positions[last].item()
+            written |= {*table[(position - behind) // size : position // size + 1]} if behind else set()
+        arrived = [buffer for rank in stage.ranks for buffer in (rank.device, rank.arriving)]
+        leaving = [rank.leaving for rank in stage.ranks]
+        for rank in stage.ranks if self._has_drafts else ():
+            leaving.append(rank.device)
+            if stage.stage:
+                arrived.append(rank.rejected)
+            else:
+                arrived.append(rank.arriving_guesses)
+                leaving += (rank.guesses, rank.rejected)
+            if rank.leaving_rejected is not None:
+                leaving.append(rank.leaving_rejected)
         return Accesses((*arrived, Items(kind, [*read])), (*leaving, Items(kind, [*written])))
 
     def _new_owners(self, step: Step) -> tuple[list[int], list[int]]:

@@ -1,15 +1,15 @@
 """Drafts that are partly right, and policies that speculate."""
 
 from collections.abc import Sequence
+from typing import Any
 from zlib import crc32
 
-import numpy as np
+import torch
 from schedules import Wrapped
 from tiny_models import Reference
 
 from cbatch import Plan, Policy, View
-from cbatch.drafts import Drafter
-from cbatch.executor import Tokens
+from cbatch.drafts import NO_DRAFT, Drafter
 
 
 class Guesses(Drafter):
@@ -18,13 +18,21 @@ class Guesses(Drafter):
     def __init__(self, references: Sequence[Reference], every: int = 4) -> None:
         self._texts = [[*prompt, *output] for prompt, _, output in references]
         self._every = every
+        self._known: dict[Any, torch.Tensor] = {}
 
-    def propose(self, tokens: Tokens, k: int) -> Tokens:
-        before = tokens.tolist()
-        texts = (text for text in self._texts if text[: len(before)] == before)
-        after = next(texts, before)[len(before) :][: k - _number(before) % 2]
-        wrong = [_number([*before, place]) % self._every == 0 for place in range(len(after))]
-        return np.array([token ^ is_wrong for token, is_wrong in zip(after, wrong, strict=True)], np.int32)
+    def propose_each(self, texts: torch.Tensor, lengths: torch.Tensor, k: int) -> torch.Tensor:
+        width, device = texts.shape[1], texts.device
+        if (known := self._known.get((width, device))) is None:
+            padded = [[*text, *[NO_DRAFT] * (width + k)][: width + k] for text in self._texts]
+            known = self._known[width, device] = torch.tensor(padded, dtype=torch.int32, device=device)
+        beyond = torch.arange(width, device=device) >= lengths[:, None]
+        same = ((texts[:, None] == known[:, :width]) | beyond[:, None]).all(-1)  # [requests, references]
+        which = same.int().argmax(-1)[:, None]
+        places = lengths[:, None] + torch.arange(k, device=device)
+        drafts = known[which, places.clamp(max=width + k - 1)]
+        wrong = (places * 31 + which * 17) % self._every == 0
+        few = torch.arange(k, device=device) >= k - (lengths[:, None] * 7 + which) % 2
+        return (drafts ^ wrong).masked_fill((drafts < 0) | few | ~same.any(-1, keepdim=True), NO_DRAFT)
 
 
 class Speculating(Wrapped):

@@ -56,8 +56,8 @@ def poison(executor: StreamExecutor) -> None:
 class PoisonedIteration(EagerIteration):
     """Samples -1 where logits are NaN."""
 
-    def __init__(self, models: Sequence[Model], *, send: Send = copy) -> None:
-        super().__init__([_Poisoned(model, send) for model in models], send=send)
+    def __init__(self, models: Sequence[Model], *, send: Send = copy, **drafts: Any) -> None:
+        super().__init__([_Poisoned(model, send) for model in models], send=send, **drafts)
 
     def sample(self, stage: StageSlot, outputs: Sequence[torch.Tensor], work: Work) -> None:
         super().sample(stage, outputs, work)

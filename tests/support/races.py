@@ -179,12 +179,14 @@ _EVENTS = ("uploaded", "computed", "started", "upload_started")
 
 def _buffers(slot: Slot) -> Iterator[tuple[torch.Tensor, str]]:
     yield from ((slot.host, "'host'"), (slot.tokens, "'tokens'"))
-    for number, sampled in enumerate(slot.sampled):
-        yield sampled, f"'sampled'{_of_rank(number)}"
+    for name in ("sampled", "guesses"):
+        for number, buffer in enumerate(getattr(slot, name)):
+            yield buffer, f"'{name}'{_of_rank(number)}"
     for stage in slot.stages:
         where = f" in stage {stage.stage}" if stage.stage else ""
         for number, rank in enumerate(stage.ranks):
             yield rank.device, f"'device'{where}{_of_rank(number)}"
+            yield rank.rejected, f"'rejected'{where}{_of_rank(number)}"
             if stage.stage:
                 yield rank.arriving, f"'arriving'{where}{_of_rank(number)}"
 

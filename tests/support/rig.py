@@ -18,6 +18,7 @@ from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, Reference, g
 
 from cbatch import Engine, Eviction, FinishReason, Limits, Policy, Request, Server, Status
 from cbatch.arrivals import Listed
+from cbatch.drafts import Drafter
 from cbatch.kv import KVSize, PrefixPool
 from cbatch.model import ModelSpec
 from cbatch.runtime.attention import ReferenceAttention
@@ -136,18 +137,22 @@ def build(
     prefix_cache: Eviction | None = None,
     num_host_blocks: int = 0,
     max_drafts: int = 0,
+    drafter: Drafter | None = None,
 ) -> Rig:
     """Puts an engine together.
 
     num_ranks: of each stage. num_stages: of the pipeline, whose streams `streams` must be. sizes: number of layers of each stage.
+    drafter: None: `Guesses`, if there are drafts.
     poison: tokens of memory that was never written are an error. check: so are races. kind: what computes.
     """
     limits = Limits(batch, LONGEST + batch, LONGEST, tile=1, num_stages=num_stages, max_drafts=max_drafts)
     kv = KVSize(num_blocks, block_size, num_host_blocks)
     slots = make_slots(limits, block_size, [[CPU] * num_ranks] * num_stages, streams, spec.hidden_size)
     stages = stage_models(spec, kv, ReferenceAttention(), num_stages, sizes, num_ranks)
-    iterations = [(PoisonedIteration if poison else kind)(models) for models in stages]
-    executor = StreamExecutor(streams, slots, iterations)
+    drafter = (drafter or Guesses(references)) if max_drafts else None
+    made = PoisonedIteration if poison else kind
+    iterations = [made(models, limits=limits, drafter=drafter) for models in stages]
+    executor = StreamExecutor(streams, slots, iterations, drafter)
     caches = [[model.cache for model in models] for models in stages]
     executor.host_copies = stage_copies(caches, lambda stage: beside(streams.d2h, f"blocks {stage}"), len(slots))
     if poison:
@@ -156,8 +161,7 @@ def build(
         check_races(executor)
     requests = [ask.request(id_, references) for id_, ask in enumerate(asks)]
     expected = [ask.expected(request, references) for ask, request in zip(asks, requests, strict=True)]
-    drafter = Guesses(references) if max_drafts else None
-    server = Server(executor, limits, UnitCost(), kv, asynchronous, prefix_cache=prefix_cache, drafter=drafter)
+    server = Server(executor, limits, UnitCost(), kv, asynchronous, prefix_cache=prefix_cache)
     arriving = {id_: ask.arrival_iteration for id_, ask in enumerate(asks)}
     engine = server.engine(policy, Listed(requests, arriving))
     return Rig(slots, iterations, executor, engine, requests, expected)
@@ -172,6 +176,7 @@ def stress(
     num_stages: int = 1,
     num_ranks: int = 1,
     check: bool = False,
+    max_drafts: int = 0,
 ) -> Rig:
     """A run in which requests stop early, are preempted and reordered, and blocks and table rows are soon reused.
 
@@ -198,4 +203,5 @@ def stress(
         num_ranks=num_ranks,
         num_blocks=numbers.randint(14, 24),
         check=check,
+        max_drafts=max_drafts,
     )

@@ -20,7 +20,6 @@ from cbatch.kv import KVSize
 from cbatch.model import ModelSpec, split_layers
 from cbatch.model.topology import split_ranks
 from cbatch.runtime.attention import Attention, ReferenceAttention
-from cbatch.runtime.batch import uniform
 from cbatch.runtime.cpu import assemble, make_models
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.model import PagedModel
@@ -150,14 +149,21 @@ def sampled_references(spec: ModelSpec) -> list[Reference]:
         while len(tokens) < len(prompt) + LONGEST_OUTPUT:
             with torch.inference_mode():
                 logits = model(torch.tensor([tokens])).logits[0, -1].double().numpy()
-            number = float(uniform(np.array([sampling.seed], np.uint64), np.array([len(tokens)], np.uint64))[0])
-            drawn = draw(logits, sampling, number)
+            drawn = draw(logits, sampling, splitmix(sampling.seed, len(tokens)))
             if drawn is None:
                 break
             tokens.append(drawn)
         else:
             references.append(Reference(prompt, sampling, tokens[len(prompt) :]))
     return references
+
+
+def splitmix(seed: int, position: int) -> float:
+    """The random number of a token (SplitMix64), in Python's integers."""
+    z = (seed * 0x9E3779B97F4A7C15 + position * 0xD1342543DE82EF95) % 2**64
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = (z ^ z >> shift) * factor % 2**64
+    return ((z ^ z >> 31) >> 40) / 2**24
 
 
 def draw(logits: np.ndarray, sampling: Sampling, number: float) -> int | None:

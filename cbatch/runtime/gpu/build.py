@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
+from cbatch.drafts import Drafter
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
@@ -71,7 +72,7 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
     shapes = default_shapes(limits, kv.block_size, options.graphs)
     iterations = [
         MeasuredGraphs(
-            EagerIteration(models, send=_sender(devices)),
+            EagerIteration(models, send=_sender(devices), limits=limits, drafter=options.drafter),
             [slot.stages[stage] for slot in slots],
             cast(CudaStream, stream).streams,
             [model.cache for model in models],
@@ -85,6 +86,7 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
             model.start()
     synchronize(devices)
     executor = GpuExecutor(streams, slots, iterations, *kernels)
+    executor.drafter = options.drafter
     executor.times_copies = options.times_copies
     executor.caches = [[model.cache for model in models] for models in stages]
     executor.host_copies = stage_copies(
@@ -97,6 +99,9 @@ def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = O
     """Raises the ConfigError, ModelError or CapacityError that `build` would raise, before weights are loaded."""
     check_positions(spec, limits)
     check_host_memory(spec, kv)
+    if (drafter := options.drafter) is not None and type(drafter).propose_each is Drafter.propose_each:
+        remedy = "define propose_each with operations of PyTorch, or give backend=cpu"
+        raise ConfigError(f"drafter {type(drafter).__name__} proposes for one request at a time, on a CPU; {remedy}")
     check_memory(spec, limits, kv.num_tokens, *_parts(spec, limits, options))
 
 

@@ -23,6 +23,10 @@ BOX_ROWS = 512
 """Fewest rows of parts that ranks hold for each other: 64 rows of a product whose inputs are split into eight."""
 
 
+LOOK_UP_BYTES = 40
+"""Bytes per place of a request's text, up to the longest length, while drafts are looked up: `NgramDrafter.propose_each`, with max_n=5."""
+
+
 class Needs(NamedTuple):
     """Bytes by purpose. activations: activations of an iteration at its limits, plus the captured graphs."""
 
@@ -42,7 +46,8 @@ def needs(spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Layers, num_r
     arriving = 0 if layers.is_first else (limits.num_stages + 1) * limits.max_tokens * spec.hidden_size * 4
     boxes = 2 * (num_ranks - 1) * box_rows(limits) * spec.hidden_size * size
     embedding = (spec.vocab_size - share.vocab_size) * spec.hidden_size * size * layers.is_first  # not split
-    activations = round(tokens * (1 + GRAPH_SHARE)) + logits + arriving + boxes
+    drafts = LOOK_UP_BYTES * limits.max_batch * limits.max_request_tokens * (layers.is_first and limits.max_drafts > 0)
+    activations = round(tokens * (1 + GRAPH_SHARE)) + logits + arriving + boxes + drafts
     weights = layers.weight_bytes(share) + embedding
     kv_bytes = share.kv_bytes_per_token * layers.size // layers.total  # per token in this stage
     return Needs(weights, kv_tokens * kv_bytes, activations)

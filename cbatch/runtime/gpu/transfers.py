@@ -47,9 +47,10 @@ def _copy_kernel(  # type: ignore[no-untyped-def]
 
 
 def enqueue_copy(there: PagedCache, here: PagedCache, pairs: torch.Tensor, programs: int = PROGRAMS) -> int:
-    """Enqueues the copies on the current stream, of the GPU of `there`; returns the bytes. pairs: int32 [2, blocks], there and here."""
+    """Enqueues the copies on the current stream, of the GPU of `there`; returns the bytes of keys and values. pairs: int32 [2, blocks], there and here."""
     num_bytes = 0
-    for old, new in ((there.keys, here.keys), (there.values, here.values)):
+    texts = there.texts[None], here.texts[None]
+    for old, new in (texts, (there.keys, here.keys), (there.values, here.values)):
         source, target = (part.view(torch.int64).flatten(2) for part in (old, new))  # [layers, blocks + 1, words]
         layers, words, num_blocks = len(source), source.shape[2], pairs.shape[1]
         strides = source.stride(0), target.stride(0)
@@ -57,7 +58,7 @@ def enqueue_copy(there: PagedCache, here: PagedCache, pairs: torch.Tensor, progr
             source, target, pairs, num_blocks, *strides, LAYERS=layers, WORDS=words, BLOCK=BLOCK, num_warps=8
         )
         num_bytes += 8 * layers * words * num_blocks
-    return num_bytes
+    return num_bytes - pairs.shape[1] * there.texts[0].nbytes
 
 
 class BlockCopies:

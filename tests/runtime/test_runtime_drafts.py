@@ -1,0 +1,45 @@
+"""Drafts on the device: carried over and made without the host."""
+
+from typing import Any
+
+import pytest
+import torch
+from guesses import Guesses
+from tiny_models import Reference
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cbatch import Limits, Sampling
+from cbatch.drafts import Drafter, NgramDrafter
+from cbatch.runtime.batch import Shape, device_views
+from cbatch.runtime.carry import Drafting
+from cbatch.runtime.sampling import uniform
+from cbatch.runtime.slots import RankSlot
+
+
+class OnDevice(TorchDispatchMode):
+    """Raises where an operation takes a tensor of the host, or makes one: in a captured graph either is an error."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        flat = torch.utils._pytree.tree_leaves((args, kwargs, result))
+        hosts = [value for value in flat if isinstance(value, torch.Tensor) and value.device.type == "cpu"]
+        assert not hosts, f"{func} touches a tensor of the host"
+        return result
+
+
+@pytest.mark.parametrize("num_tokens", [8, 40])
+@pytest.mark.parametrize(
+    "drafter", [NgramDrafter(3, 2, 4), Guesses([Reference([1, 2], Sampling(), [3, 4])])], ids=["ngram", "guesses"]
+)
+def test_a_graph_can_capture_drafts(drafter: Drafter, num_tokens: int) -> None:
+    """Nothing is read from the device or copied to it, and no shape depends on values: a device without memory stands for a GPU."""
+    limits, shape, meta = Limits(4, 64, 64, max_drafts=3), Shape(num_tokens, 8, 4), torch.device("meta")
+    texts = torch.zeros((11, 16), dtype=torch.int32, device=meta)
+    rank = RankSlot(0, Shape(64, 16, 4), meta, 8)
+    rank.arriving, rank.arriving_guesses, rank.guesses = torch.zeros((3, 1 + 16 + 3), dtype=torch.int32, device=meta)
+    batch, drafting = device_views(rank.device, shape), Drafting(drafter, texts, limits)
+    drafting.begin(batch, rank)  # what a drafter keeps is made before the capture
+    with OnDevice():
+        inputs = drafting.begin(batch, rank)
+        uniform(batch.seeds, batch.context_lens)
+    assert inputs.shape == (num_tokens,) and inputs.device == meta
