@@ -43,7 +43,7 @@ class Recording:
         assert self._seen is not None
         entries = tuple((request.id, scheduled[request.vllm_id]) for request in requests)
         preempt, seen = tuple(self._preempted), self._seen
-        decided = read(plan or Plan())._replace(entries=entries, preempt=preempt, pad_to=None)
+        decided = read(Plan() if plan is None else plan)._replace(entries=entries, preempt=preempt, pad_to=None)
         # with nothing in flight, vLLM schedules in a busy loop
         waits = seen.num_in_flight and (seen.waiting or seen.running)
         if entries or preempt or decided.reject or waits:
