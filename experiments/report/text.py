@@ -8,7 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from cbatch.described import class_name
+from cbatch.described import class_name, describe
 from cbatch.results.metrics import PERCENTILES
 from cbatch.results.utilisation import PHASES
 from experiments.report.headings import LATENCIES, flat
@@ -19,6 +19,7 @@ Summary = Mapping[str, Any]
 
 _RANKS = ["mean", *(f"p{rank}" for rank in PERCENTILES)]
 
+_ROUTER = "backend.router."  # what the keys of its arguments begin with
 _GPUS = {"tensor_parallel": "tensor parallelism {}", "pipeline_stages": "{} pipeline stages"}
 
 
@@ -48,7 +49,9 @@ def gpus_texts(settings: Mapping[str, Any], pools: Mapping[str, Any] | None = No
         if router := settings.get("backend.router"):
             of_pools = (f"{name}: {settings.get(f'backend.pools.{name}.router')}" for name in pools or {})
             own = "; ".join(text for text in of_pools if not text.endswith(": None"))
-            texts.append(f"router {class_name(str(router))}" + f" ({own})" * bool(own))
+            arguments = {key.removeprefix(_ROUTER): settings[key] for key in settings if key.startswith(_ROUTER)}
+            arguments.pop("seed", None)
+            texts.append(f"router {describe(class_name(str(router)), arguments)}" + f" ({own})" * bool(own))
         if (age := float(settings.get("backend.staleness", 0))) > 0:
             texts.append(f"reports {age:g} s old")
     return texts
@@ -61,7 +64,8 @@ def run_text(summary: Summary) -> str:
     figures = tabulate(_figures(summary), tablefmt="plain", disable_numparse=True)
     tables = [_latencies("", summary, counted)]
     for pool, part in summary.get("pools", {}).items():
-        tables += [_latencies(f"pool {pool}: ", part, part["counted_requests"])] * ("counted_requests" in part)
+        if number := part.get("counted_requests"):  # replicas that prefill alone end no request
+            tables.append(_latencies(f"pool {pool}: ", part, number))
     if sessions := summary.get("sessions"):
         by_turn = sessions["ttft_seconds"].items()
         rows = [[f"{turn} ({of['turns']:,} requests)", *_ranks(of, of["turns"])] for turn, of in by_turn]

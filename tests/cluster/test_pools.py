@@ -37,6 +37,12 @@ def served(folder: Path | None = None, **keys: object) -> Result:
     return simulate("sarathi_serve", output=folder, **given)
 
 
+def test_a_pool_that_only_prefills_has_no_latencies_to_print() -> None:
+    pools = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
+    text = str(simulate("sarathi_serve", "open_loop", requests=8, rate=50, prefix_cache=True, pools=pools))
+    assert "pool d: latencies of 8 requests" in text and "pool p: latencies" not in text
+
+
 @pytest.mark.long
 def test_each_pool_serves_by_its_own_setup(tmp_path: Path) -> None:
     run = served(tmp_path / "run")

@@ -178,6 +178,9 @@ def test_a_run_says_which_gpus_it_has_and_what_each_replica_serves() -> None:
         texts.gpus_texts({"backend.replicas": 1, "backend.router": "round_robin", "backend.tensor_parallel": 1}) == []
     )
     assert texts.gpus_texts({"backend.replicas": 2}) == ["2 replicas"], "of runs with several routers"
+    router = {"router": "cache_aware", "router.fallback": "tree", "router.seed": 3}
+    given = {f"backend.{key}": value for key, value in router.items()}
+    assert texts.gpus_texts({"backend.replicas": 2, **given}) == ["2 replicas", "router cache_aware(fallback=tree)"]
 
 
 Ends = tuple[float, float, float]
