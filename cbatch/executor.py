@@ -4,6 +4,7 @@ There are three executors: real tokens on a CPU, real tokens on a GPU, and predi
 cannot tell them apart.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -33,7 +34,7 @@ class Step:
     num_batch_tokens: tokens of the batch. num_decode_tokens: number of requests with only their newest token left.
     pad_to: number of tokens to pad the batch to, at least num_batch_tokens.
     table, pool: token values and block tables. They are live: an executor reads them inside `launch` and never later.
-    num_found: tokens that the requests which it admits found in the prefix cache.
+    found: of each admitted request that found tokens in the prefix cache, their number.
     copies: of KV blocks between host memory and device, before the iteration; None: none.
     drafts: drafts of each request, int64, which are the last of its `num_tokens`; None: no request has any, here or in flight.
     behind: drafts of each request in the iteration in flight that samples its newest token. `start` counts all of them: it is too large by
@@ -55,7 +56,7 @@ class Step:
     table: RequestTable
     pool: BlockPool
     note: str = ""
-    num_found: int = 0
+    found: Sequence[int] = ()
     copies: Copies | None = None
     drafts: Ints | None = None
     behind: Ints | None = None

@@ -88,7 +88,7 @@ class State(Queues):
             for place in (rows < ZERO).nonzero()[0].tolist():
                 rows[place] = plan.requests[place]._row
         table = self.table
-        num_found = self.cache.admit(plan.requests, newcomers, start, now) if self.cache is not None else 0
+        found = self.cache.admit(plan.requests, newcomers, start, now) if self.cache is not None else ()
         if num_blocks:
             self.pool.extend_each(rows[taking], num_blocks)
         if self.cache is not None:
@@ -112,7 +112,7 @@ class State(Queues):
             table=table,
             pool=self.pool,
             note=plan.note,
-            num_found=num_found,
+            found=found,
             drafts=drafts,
             behind=None if drafts is None else table.drafts[rows],
         )

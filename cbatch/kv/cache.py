@@ -96,8 +96,12 @@ class PrefixCache:
         """Returns the number of blocks that a waiting request finds and that are not free."""
         return self.pool.num_in_use(self.found(request))
 
-    def admit(self, requests: Sequence[Request], newcomers: Sequence[Request], num_tokens: Ints, now: float) -> int:
-        """Gives a plan's newcomers, which have rows, the blocks that they found. Call before any cached block is taken. Returns their tokens.
+    def admit(
+        self, requests: Sequence[Request], newcomers: Sequence[Request], num_tokens: Ints, now: float
+    ) -> Sequence[int]:
+        """Gives a plan's newcomers, which have rows, the blocks that they found. Call before any cached block is taken.
+
+        Returns the tokens that each of them found, if any.
 
         num_tokens: tokens found when the plan was checked, [requests].
         """
@@ -106,7 +110,7 @@ class PrefixCache:
         if len(self.pool.host):
             for request, hashes in zip(newcomers, found, strict=True):  # after all that is found on the device is held
                 self.pool.load(request._row, hashes)
-        return self.pool.block_size * sum(map(len, found))
+        return [self.pool.block_size * len(hashes) for hashes in found if hashes]
 
     def _admit(self, request: Request, num_tokens: int) -> Sequence[BlockHash]:
         pool, prefix, number = self.pool, request._prefix, num_tokens // self.pool.block_size

@@ -1,6 +1,6 @@
 """The part of a profile's file about a model: measured times of the model's parts and of the host."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import inf, log
 from typing import Annotated, Any
@@ -43,7 +43,8 @@ OF_LAYERS = ("linear", "other", "chunks", "decodes", "mixed_decodes", "exchange"
 class HostTime:
     """Host seconds of an iteration: plan, pack, launch and absorb.
 
-    seconds_per_found_token: of each token that an admitted request finds in the prefix cache: its tokens are copied, and hashed by block.
+    seconds_per_found_prompt, seconds_per_found_token: of an admitted request that finds tokens in the prefix cache: its prompt is hashed by
+        block, and its tokens and blocks are entered in tables. Other admissions have no price: their device time is much longer.
     eager_seconds: added if operations are launched one by one, without a captured graph, while the device computes.
     server_seconds: of each request, on its way from the server to the engine; see `Arrivals`.
     """
@@ -52,10 +53,13 @@ class HostTime:
     seconds_per_request: HostSeconds = 0.0
     eager_seconds: HostSeconds = 0.0
     server_seconds: HostSeconds = 0.0
+    seconds_per_found_prompt: HostSeconds = 0.0
     seconds_per_found_token: HostSeconds = 0.0
 
-    def of(self, num_requests: int, num_found: int = 0) -> float:
-        return self.seconds + self.seconds_per_request * num_requests + self.seconds_per_found_token * num_found
+    def of(self, num_requests: int, found: Sequence[int] = ()) -> float:
+        """Returns the seconds of an iteration. found: tokens that admitted requests found in the prefix cache."""
+        seconds = self.seconds + self.seconds_per_request * num_requests
+        return seconds + self.seconds_per_found_prompt * len(found) + self.seconds_per_found_token * sum(found)
 
 
 HostTimes = Annotated[Mapping[Loop, HostTime], Field(min_length=2)]

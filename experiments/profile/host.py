@@ -36,9 +36,14 @@ def host_times(server: Server, laboratory: Laboratory, vocabulary_size: int, cap
     """Returns the host times of both loops. captured: most tokens of an iteration with a graph; 0 without graphs."""
     eager = eager_seconds(laboratory, captured) if captured else 0.0
     times = {loop: _host_time(server, vocabulary_size, loop == "async") for loop in get_args(Loop)}
-    extra = round(eager, 5), round(found_seconds(server, vocabulary_size), 12)
+    prompt, token = found_seconds(server, vocabulary_size)
+    extra = {
+        "eager_seconds": round(eager, 5),
+        "seconds_per_found_prompt": round(prompt, 7),
+        "seconds_per_found_token": round(token, 12),
+    }
     return {
-        loop: HostTime(round(time.seconds, 7), round(time.seconds_per_request, 10), *extra)
+        loop: HostTime(round(time.seconds, 7), round(time.seconds_per_request, 10), **extra)
         for loop, time in times.items()
     }
 
@@ -65,21 +70,26 @@ def eager_seconds(laboratory: Laboratory, captured: int) -> float:
     return max(laboratory.launch_seconds(eager) - laboratory.launch_seconds(replayed), 0.0)
 
 
-def found_seconds(server: Server, vocabulary_size: int) -> float:
-    """Returns the host seconds per token that a prompt finds in the prefix cache: launches with a long prompt take longer than with a short one."""
-    server, limits, launches = replace(server, prefix_cache=LRU()), server.limits, {}
-    for length in (server.kv.block_size + 1, min(limits.max_request_tokens, server.kv.num_tokens) - 1):
+def found_seconds(server: Server, vocabulary_size: int) -> tuple[float, float]:
+    """Returns the host seconds of a request that finds its prompt in the prefix cache: beyond a decode's, and per found token.
+
+    The shortest launches of a short and of a long prompt, and of decodes, tell: other work on the machine hides differences of medians.
+    """
+    server, limits, decodes = replace(server, prefix_cache=LRU()), server.limits, list[float]()
+    launches = dict[int, float]()  # by tokens found
+    for length in (server.kv.block_size + 1, min(limits.max_request_tokens, server.kv.num_tokens) - 2):
         prompt = np.random.default_rng(0).integers(0, vocabulary_size, length).tolist()
-        requests = [Request(number, length, 1, prompt=prompt) for number in range(1 + _REPEATS)]
+        requests = [Request(number, length, 2, prompt=prompt) for number in range(1 + _REPEATS)]
         arrivals = Listed(requests, {number: number * _ONE_BY_ONE for number in range(1, 1 + _REPEATS)})
         steps = server.serve(SarathiServe(Fixed(limits.max_tokens)), arrivals).steps
         begins = {request.admitted_at for request in requests[1:]}
-        times = [step.launched_at - step.planned_at for step in steps if step.planned_at in begins]
         launches[requests[-1].num_cached_tokens] = min(
-            times
-        )  # other work on the machine hides the difference of medians
+            step.launched_at - step.planned_at for step in steps if step.planned_at in begins
+        )
+        decodes += [step.launched_at - step.planned_at for step in steps if not step.num_prefill_tokens]
     (few, least), (many, most) = launches.items()
-    return max(most - least, 0.0) / (many - few)
+    per_token = max(most - least, 0.0) / (many - few)
+    return max(least - few * per_token - min(decodes), 0.0), per_token
 
 
 def _medians(server: Server, vocabulary_size: int, asynchronous: bool) -> dict[int, float]:

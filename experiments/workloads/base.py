@@ -118,7 +118,7 @@ class Workload(Described, ABC):
     @property
     def answers_back(self) -> bool:
         """Whether requests may follow the ends of others, so that `requests` are not all."""
-        return type(self).source is not Workload.source
+        return type(self).source is not Workload.source and getattr(self, "closed", True)
 
     def source(self, vocabulary: Vocabulary | None) -> Arrivals:
         """Returns the arrivals of a run: by default the requests of `requests`, all known beforehand.

@@ -54,10 +54,6 @@ class Chat(DrawnRequests, ClosedLoop):
     system: Annotated[int, whole(0, LONGEST)] = 1024
     pause: Annotated[float, not_negative("seconds")] = 10.0
 
-    @property
-    def answers_back(self) -> bool:
-        return self.closed
-
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         return (ClosedLoop if self.closed else DrawnRequests).requests(self, vocabulary)
 

@@ -89,10 +89,6 @@ class PromptFile(Workload, Fit):
         trace = self._trace(lines, prompts, vocabulary)
         return self._build(self.fit(trace, self.num_requests), vocabulary)
 
-    @property
-    def answers_back(self) -> bool:
-        return self.closed
-
     def source(self, vocabulary: Vocabulary | None) -> Arrivals:
         if not self.closed:
             return super().source(vocabulary)

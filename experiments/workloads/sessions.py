@@ -13,7 +13,7 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from typing import Annotated, Any, Literal, Self
 
@@ -176,10 +176,6 @@ class ClosedLoop(Workload):
     def scripts(self) -> Sequence[Session]:
         """Returns the sessions in the order of their begins."""
 
-    @property
-    def answers_back(self) -> bool:
-        return True
-
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         """Returns the turns of all sessions, of which none has arrived, without tokens."""
         return self._turns(self._fitting(), vocabulary)
@@ -242,13 +238,10 @@ class ClosedLoop(Workload):
 def words(seed: int, vocabulary_size: int) -> Callable[[int, int], list[int]]:
     """Returns a function that draws the first tokens of a text: its number and how many."""
 
-    @lru_cache(maxsize=1)
-    def system(number: int) -> list[int]:
-        return drawn(SYSTEM, number)
-
     def drawn(text: int, number: int) -> list[int]:
         numbers = generator(seed, Purpose.PROMPTS, 0, text)
         tokens: list[int] = numbers.integers(vocabulary_size, size=number).tolist()
         return tokens
 
+    system = lru_cache(maxsize=1)(partial(drawn, SYSTEM))
     return lambda text, number: drawn(text, number) if text else system(number)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cbatch import BatchShape, KVSize, Limits, ModelSpec, Request, RunRecord, Server
 from cbatch.sim import Profile, ProfileCost, SimExecutor
 from cbatch.sim.links import Links
+from cbatch.sim.measured import HostTimes
 from cbatch.sim.power import GpuClock
 from cbatch.sim.profile import Card
 from cbatch.sim.profile_file import profile_text
@@ -113,11 +114,12 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
 
 
 def tables_of(profile: Profile) -> str:
-    """Returns a digest of the tables of one GPU in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, power, peaks, links, shapes, block size and wider formats."""
+    """Returns a digest of the tables of one GPU in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, power, peaks, links, shapes, block size, wider formats, and host times of prompts in the cache, which they lack."""
     models = {
         name: replace(
             model,
             shape={},
+            host=_without_cache(model.host),
             tensor_parallel={degree: tables for degree, tables in model.tensor_parallel.items() if degree == 1},
         )
         for name, model in profile.models.items()
@@ -131,9 +133,18 @@ def tables_of(profile: Profile) -> str:
         "peak": None,
         "block_size": 16,
         "watts": None,
+        "host": _without_cache(profile.host),
+        "origins": {
+            place: text for place, text in profile.origins.items() if place[-1:] != ("host",) or len(place) == 1
+        },
     }
     text = profile_text(replace(profile, **timeless, ceilings=ceilings, models=models))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _without_cache(times: HostTimes | None) -> HostTimes | None:
+    without = {"seconds_per_found_prompt": 0.0, "seconds_per_found_token": 0.0}
+    return times and {loop: replace(time, **without) for loop, time in times.items()}
 
 
 def summarize(cases: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import pytest
 from cbatch import CachedBlock, ConfigError, Eviction, Request
 from cbatch.kv import PrefixPool
 from policies.evictions import TLRU, GivenUp, Marconi, SoftTTL
+from policies.pauses import Pauses, TimeToLive
 
 
 def block(name: str = "", start: int = 0, end: int = 1, holder: int = 0, released_at: float = 0.0) -> CachedBlock:
@@ -107,6 +108,17 @@ def test_a_session_that_goes_on_delays_the_end_of_no_other() -> None:
     for number, (session, now) in enumerate((("S", 0.0), ("T", 1.0), ("S", 4.0))):
         eviction.on_release(Request(number, 2, 9, session=session), [session], now)
     assert eviction.keys([block("S"), block("T")], 6.0) == [2, 0]
+
+
+def test_the_time_to_live_follows_the_pauses_of_tools() -> None:
+    """Two seconds while the tool is unknown; none once it has taken 9 s, from 5 to 14 s."""
+    eviction = SoftTTL(TimeToLive(Pauses(), 2.0))
+    first, second = (Request(id_, 2, 9, session="S", last=False, extra={"tool": "ls"}) for id_ in range(2))
+    eviction.on_release(first, ["a"], 5.0)
+    assert eviction.until == {"S": 7.0}
+    eviction.on_admit(Request(1, 2, 9, session="S", arrival_time=14.0), ["a"], 15.0)
+    eviction.on_release(second, ["a"], 20.0)
+    assert eviction.until == {"S": 20.0} and SoftTTL(0).ttl == 0
 
 
 @pytest.mark.parametrize("make", [lambda: Marconi(-1), lambda: TLRU(-1, 0), lambda: SoftTTL(-1)])

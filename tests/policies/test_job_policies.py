@@ -40,6 +40,13 @@ def test_aimd_halves_the_programs_when_turns_find_little() -> None:
         assert served.ends == {"A": 5, "B": end}
 
 
+def test_aimd_halves_the_programs_after_a_preemption() -> None:
+    """12 blocks are full at 3 s: B is preempted, and serves its last three tokens when A has ended. The period until 4 s was congested."""
+    policy = ProgramAdmission(Fixed(20), "aimd", 4.0, 1.0, 0.0, width=2)
+    served = serve(policy, [Session(name, [Turn(4, 6)]) for name in "AB"], memory=12)
+    assert (served.schedule, policy.programs.__dict__["width"]) == ("AB AB AB A A A B B B", 1)
+
+
 def test_thunder_holds_programs_in_a_pause() -> None:
     """C and A fit into 10 tokens, B does not. A has 9 at 3 s, and pauses: held at 5 s, it counts 1.1 at 8 s, where B fits."""
     jobs = [Session("A", [Turn(6, 3), Turn(1, 1, (0,), 7.0)]), Session("B", [Turn(6, 1)]), Session("C", [Turn(2, 18)])]

@@ -50,7 +50,7 @@ class Case(NamedTuple):
     """admitted: seconds of some turns, "A1" for the second turn of session A. settings: of `serve`."""
 
     sessions: list[Session]
-    admitted: dict[str, float]
+    admitted: dict[str, float | None]
     memory: int
     settings: Mapping[str, Any] = {}
 
@@ -136,6 +136,12 @@ CASES = {
         12,
         {"batch": 9, "asynchronous": True},
     ),
+    "the latest pin goes when nothing runs and all times are over": Case(  # 5 of 10 blocks each; both need 7
+        [Session(name, [turn(2, 4, 0.25), later(1, pause=0.5)]) for name in "PQ"], {"P1": 4.5, "Q1": 5.5}, 10
+    ),
+    "nothing is left of a client that leaves the queue": Case(
+        [pinned(7), beside("X", 5, 5.5)], {"X0": None}, 10, {"timeout": 1.25}
+    ),
     "a branch that runs does not keep the pin": Case(  # of the branch that ended at 1 s; its time is over at 3 s
         [Session("J", [turn(4, keep=2), turn(1, 9), Turn(1, 1, (0, 1))]), beside("X", 6, 1.5)],
         {"X0": 3},
@@ -146,7 +152,10 @@ CASES = {
         [Session("Z", [turn(5)]), Session("A", [turn(3, keep=19), later(1, 6, 2)]), beside("X", 7, 3.5)], {"X0": 4}, 14
     ),
     "a turn whose pin was lost waits behind earlier sessions": Case(  # at 8 s, for R's last decode
-        [coming_back("E", 2, 0, 6, 2), coming_back("A", 3, 51, 5, 2), RUNNING], {"E1": 9, "A1": 11}, 12, {"batch": 9}
+        [Session("E", [turn(2), later(6, 2, 2)]), coming_back("A", 3, 51, 5, 2), RUNNING],
+        {"E1": 9, "A1": 11},
+        12,
+        {"batch": 9},
     ),
     "a waiting turn keeps the pin beyond its time": Case(
         [coming_back("E", 2, 0, 6, 2), coming_back("A", 3, 4, 5, 2), Session("R", [turn(2, 6)])],
@@ -168,6 +177,12 @@ CASES = {
         [Session("J", [turn(4, keep=50), turn(1, 3)]), beside("X", 7, 1.5)], {"X0": 3}, 10
     ),
 }
+
+
+def test_without_pins_the_newest_request_is_preempted_and_comes_back() -> None:
+    """12 blocks are full at 3 s, when both have three of six tokens."""
+    jobs = [Session(name, [turn(4, 6)]) for name in "AB"]
+    assert serve(Continuum(Fixed(99), Stated(Pauses())), jobs, memory=12, eviction=LRU()).ends == {"A": 6, "B": 9}
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

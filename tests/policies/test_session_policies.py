@@ -60,6 +60,7 @@ def serve(
     asynchronous: bool = False,
     block_size: int = 1,
     cost: CostFunction = SECOND,
+    timeout: float | None = None,
 ) -> Served:
     """Serves sessions that begin at once, an iteration a second. memory: tokens of KV cache."""
     server = Server(
@@ -71,7 +72,9 @@ def serve(
         prefix_cache=eviction,
     )
     written = _Written(policy)
-    record = server.engine(written, Scripted(given=sessions, sessions=len(sessions)).source(None)).run()
+    record = server.engine(
+        written, Scripted(given=sessions, sessions=len(sessions), timeout=timeout).source(None)
+    ).run()
     requests = sorted(record.requests, key=lambda each: each.id)
     ends = {
         each.session or "": each.finished_at or 0.0
@@ -164,14 +167,6 @@ def test_continuum_waits_for_short_tools(
 ) -> None:
     _, second, other = continuum(tool, pause, pins).requests
     assert ((second.admitted_at, other.admitted_at), second.num_cached_tokens) == (admitted, hits)
-
-
-def test_pins_whose_time_is_over_do_not_stop_both_jobs() -> None:
-    """Pins of 5 and 5 of 10 tokens; the next turns of both wait, and each needs two more: the later pin goes."""
-    jobs = [Session(name, [Turn(2, 4, extra={"tool": "ls"}), Turn(1, 1, (0,), 0.5, 0)]) for name in ("J1", "J2")]
-    ttl = TimeToLive(Pauses(), 0.25)
-    served = serve(Continuum(Fixed(20), ttl), jobs, memory=10, eviction=SoftTTL(TimeToLive(Pauses(), 0.25)))
-    assert [each.num_cached_tokens for each in served.requests] == [0, 5, 0, 3]
 
 
 @pytest.mark.parametrize("eviction", [LRU(), SoftTTL(known())])

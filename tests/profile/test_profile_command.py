@@ -247,13 +247,13 @@ def test_what_launching_without_a_graph_adds_is_measured() -> None:
     assert host.eager_seconds(lab, LIMITS.max_tokens) == 0  # nothing runs without a graph
 
 
-def test_tokens_that_a_prompt_finds_are_measured_at_their_launch() -> None:
+def test_the_host_s_time_for_prompts_in_the_cache_is_measured_at_their_launch() -> None:
     class Admitting(Clockwork):
         def launch(self, step: Step) -> StepResult:
-            self.clock += 0.001 + 2e-6 * step.num_found
+            self.clock += 0.001 + 0.003 * len(step.found) + 2e-6 * sum(step.found)
             return StepResult(None, self.clock, self.clock)
 
-    assert host.found_seconds(server(Admitting()), 512) == pytest.approx(2e-6)
+    assert host.found_seconds(server(Admitting()), 512) == pytest.approx((0.003, 2e-6))
 
 
 def test_host_times_are_a_line_and_measured_again_where_other_work_hides_it(monkeypatch: pytest.MonkeyPatch) -> None:

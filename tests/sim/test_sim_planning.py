@@ -49,12 +49,12 @@ def test_plans_take_time(asynchronous: bool, plan: float, iteration: float, monk
 
 @pytest.mark.parametrize("kind", [SimExecutor, PlanningExecutor])
 def test_the_host_prepares_what_a_prompt_finds(kind: type[SimExecutor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second prompt comes to an idle device and finds 4 of its 5 tokens, in 0.1 s each; its later decode finds none."""
+    """The second prompt comes to an idle device and finds 4 of its 5 tokens, in 0.2 s and 0.1 s each; a decode finds none."""
     monkeypatch.setattr(sim_executor, "thread_time", lambda: 0.0)
-    executor = kind(UnitCost(), HostTime(0.5, seconds_per_found_token=0.1))
+    executor = kind(UnitCost(), HostTime(0.5, seconds_per_found_prompt=0.2, seconds_per_found_token=0.1))
     server = Server(executor, Limits(1, 9, 9), UnitCost(), KVSize(9, 1), asynchronous=False, prefix_cache=LRU())
     requests = [Request(id_, 5, 2, prompt=[*range(5)], arrival_time=10.0 * id_) for id_ in range(2)]
-    assert [step.started for step in server.serve(Orca(), requests).steps] == [0.5, 2.0, 10.9, 12.4]
+    assert [step.started for step in server.serve(Orca(), requests).steps] == pytest.approx([0.5, 2.0, 11.1, 12.6])
 
 
 @pytest.mark.parametrize(
