@@ -380,12 +380,13 @@ def test_a_policy_that_plans_chunks_and_drafts_together_runs_in_vllm(num_runs: i
     assert sum(each.drafts for each in counts)
 
 
-def test_a_recorded_run_with_drafts_is_replayed(num_runs: int, draw: int) -> None:
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_recorded_run_with_drafts_is_replayed(asynchronous: bool, num_runs: int, draw: int) -> None:
     def make() -> WithDrafts:
         return WithDrafts(SarathiServe(FixedChunks(8)), Goodput())
 
     for seed in range(draw, draw + num_runs):
         kept = Kept()
-        random_run(seed, make(), recorder=kept, asynchronous=False, prefix_cache=False)
+        random_run(seed, make(), recorder=kept, asynchronous=asynchronous, prefix_cache=False)
         different = [comparison for comparison in kept.replay(make(), COST) if not comparison.same]
         assert not different, f"seed {seed}: {different[0]}"
