@@ -223,7 +223,7 @@ class ProfileCost:
         compute = linear + other + tables.layers * self._attention.seconds(shape)
         if paced and self._decodes and not shape.chunks:
             pace = self._decodes(shape.num_decodes)(compute)
-        head = tables.head(len(shape.chunks) + shape.num_decodes)
+        head = tables.head(self._num_rows(shape))
         return StageTimes(compute, communication, embedding, head, transfers, pace)
 
     def _tables_of(self, parts: Operations | DecodeOnly, factor: float, *, mixed: bool) -> _Tables:
@@ -242,6 +242,12 @@ class ProfileCost:
         if shape.chunks or shape.num_padding or shape.num_decodes > self._most_decodes:
             return self._mixed
         return self._decode_only
+
+    def _num_rows(self, shape: BatchShape) -> int:
+        """Returns the rows of the output head. Captured graphs with prompts compute all rows that drafts could fill."""
+        if shape.chunks and self.max_rows > (self.max_batch or 0) and (size := self.graph_tokens(shape)):
+            return min(self.max_rows, size - 1)
+        return len(shape.chunks) + shape.num_decodes
 
     def _num_tokens(self, shape: BatchShape) -> int:
         """Returns the tokens of the products. The tables of iterations with prompts have other captured graphs than drafts have."""

@@ -55,6 +55,7 @@ def test_outcomes_by_hand() -> None:
     """Of 70 tokens the first has no draft, 17 verifications take 4 each, and the last has no room for a draft."""
     outcomes = expected_outcomes(Text(1, 2 * CYCLE, 70).requests(4 * CYCLE), 3)
     assert outcomes.tolist() == [[3, 3]] * 17
+    assert not expected_outcomes(Text(1, 2 * CYCLE, 70).requests(4 * CYCLE), 0).size
     [request] = Text(1, 2 * CYCLE, 3).requests(4 * CYCLE)
     assert request.prompt is not None
     request.prompt[CYCLE + 1] = (

@@ -10,13 +10,14 @@ numbers of drafts are decided if they differ by more than any setting did betwee
 import json
 from dataclasses import replace
 from importlib import import_module
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pandas as pd
 
 from cbatch import Request, Server
 from cbatch.results.summary import summarize
@@ -89,8 +90,9 @@ def main(
             write_benchmark("simulated-drafts", device, {"model": model, "runs": rows}, folder, VALIDATION)
     rows = [row for row in rows if "measured" in row]  # others did not end
     for row in rows:
-        shares = [*(row["measured"]["survivals"] or {"1": 1.0}).values()]
-        keys = f"backend=sim hardware={hardware} drafter=survivals drafter.survivals={shares}".replace(
+        shares = [*(row["measured"]["survivals"] or {}).values()]
+        shares += [0.0] * (max(drafts) - len(shares))  # graphs are captured for the most drafts
+        keys = f"backend=sim hardware={hardware} drafter=survivals drafter.layers=0 drafter.survivals={shares}".replace(
             ", ", ","
         ).split()
         runs = [figures(server_of(model, *keys, f"seed={seed}"), row["load"], row["k"], model) for seed in range(DRAWS)]
@@ -103,32 +105,21 @@ def main(
 
 
 def report(rows: list[dict[str, Any]]) -> str:
-    """Returns a line for each setting, and how often simulation names the better of two numbers of drafts."""
-    cells: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    for row in rows:
-        cells.setdefault((row["load"], row["k"]), []).append(row)
-    lines, right, decided = [], 0, 0
-    for (load, k), cell in cells.items():
-        parts = []
-        for name in cell[0]["simulated"]:
-            real, simulated = (fmean(row[kind][name] for row in cell) for kind in ("measured", "simulated"))
-            parts.append(f"{name} {real:.5g} {simulated / real - 1:+.1%}")
-        lines.append(f"{load} at a time, {k} drafts: " + ", ".join(parts))
-    for name in ("tokens_per_second", "tpot_seconds"):
-        repeated = [[row["measured"][name] for row in cell] for cell in cells.values()]
-        noise = max(max(values) / min(values) - 1 for values in repeated)
-        real, virtual = (
-            {place: fmean(row[kind][name] for row in cell) for place, cell in cells.items()}
-            for kind in ("measured", "simulated")
-        )
-        for one, other in combinations(cells, 2):
-            apart = real[one] / real[other] - 1
-            if one[0] == other[0] and abs(apart) > noise:
-                decided, right = decided + 1, right + ((virtual[one] > virtual[other]) == (apart > 0))
-        best = max if name == "tokens_per_second" else min
-        for load in dict.fromkeys(load for load, _ in cells):
-            of_load = [place for place in cells if place[0] == load]
-            true, named = (best(of_load, key=values.__getitem__)[1] for values in (real, virtual))
-            lines.append(f"{name}, {load} at a time: best {true} drafts, simulated {named}")
-        lines.append(f"{name}: noise {noise:.1%}")
-    return "\n".join([*lines, f"pairs at equal load: {decided} decided, {right} right"])
+    """Returns figures and errors of each setting, the best numbers of drafts, and how often simulation names the better of two."""
+    runs = pd.DataFrame(
+        {"figure": name, "load": row["load"], "k": row["k"], "measured": row["measured"][name], "simulated": simulated}
+        for row in rows
+        for name, simulated in row["simulated"].items()
+    )
+    repeats = runs.groupby(["figure", "load", "k"])
+    cells = repeats[["measured", "simulated"]].mean()
+    errors = cells.assign(error=100 * (cells["simulated"] / cells["measured"] - 1)).round(4)
+    noise = (repeats["measured"].max() / repeats["measured"].min() - 1).groupby("figure").max()
+    judged = cells.loc[["tokens_per_second", "tpot_seconds"]]
+    judged.loc["tpot_seconds"] = 1 / judged.loc["tpot_seconds"].to_numpy()  # the larger is the better
+    best = judged.unstack("k").stack(0).idxmax(axis=1).unstack()
+    pairs = judged.reset_index().merge(judged.reset_index(), on=["figure", "load"]).query("k_x < k_y")
+    apart, virtual = (pairs[f"{kind}_x"] / pairs[f"{kind}_y"] - 1 for kind in ("measured", "simulated"))
+    decided = apart.abs() > pairs["figure"].map(noise)
+    right = decided & (apart * virtual > 0)
+    return f"{errors.to_string()}\nbest numbers of drafts:\n{best.to_string()}\nnoise: {noise[['tokens_per_second', 'tpot_seconds']].to_dict()}\npairs at equal load: {decided.sum()} decided, {right.sum()} right"
