@@ -43,9 +43,8 @@ def step_back(batch: Fields[torch.Tensor], rejected: torch.Tensor, block_size: i
     """Moves inputs back by the rejected drafts before them, int32 [tokens], in place. Such inputs are in rows of one token each."""
     rows, last = _rows_of_tokens(batch), _last_tokens(batch)
     batch.positions.sub_(rejected)
-    batch.context_lens.sub_(
-        rejected if last is None else rejected[last] * (batch.context_lens > 0)
-    )  # that of padding is 0
+    # that of padding is 0
+    batch.context_lens.sub_(rejected if last is None else rejected[last] * (batch.context_lens > 0))
     blocks = batch.block_tables[rows, batch.positions // block_size]
     moved = torch.add(batch.positions % block_size, blocks, alpha=block_size)
     torch.where(batch.behind > 0, moved, batch.kv_indices, out=batch.kv_indices)

@@ -5,15 +5,19 @@ from typing import Any
 import pytest
 import torch
 from guesses import Guesses
-from tiny_models import Reference
+from tiny_models import LLAMA, Reference
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cbatch import Limits, Sampling
 from cbatch.drafts import Drafter, NgramDrafter
+from cbatch.kv import Copies, KVSize
+from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Shape, device_views
 from cbatch.runtime.carry import Drafting
+from cbatch.runtime.host_memory import HostBlocks
 from cbatch.runtime.sampling import uniform
 from cbatch.runtime.slots import RankSlot
+from cbatch.runtime.transfers import copy_blocks
 
 
 class OnDevice(TorchDispatchMode):
@@ -43,3 +47,16 @@ def test_a_graph_can_capture_drafts(drafter: Drafter, num_tokens: int) -> None:
         inputs = drafting.begin(batch, rank)
         uniform(batch.seeds, batch.context_lens)
     assert inputs.shape == (num_tokens,) and inputs.device == meta
+
+
+def test_the_tokens_of_a_block_go_where_it_goes() -> None:
+    """To host memory and back, and to another cache; drafts are looked up in them there."""
+    here, there = (PagedCache(LLAMA, KVSize(number, 3, 2), torch.device("cpu")) for number in (4, 6))
+    here.texts.copy_(torch.arange(15).reshape(5, 3))
+    blocks = HostBlocks(here)
+    blocks.copy(Copies([(1, 0), (2, 1)], []))
+    here.texts[1:3] = -1
+    blocks.copy(Copies([], [(3, 0), (0, 1)]))
+    assert here.texts.tolist() == [[6, 7, 8], [-1] * 3, [-1] * 3, [3, 4, 5], [12, 13, 14]]
+    copy_blocks([[here]], [[there]], ([3, 0], [5, 2]))
+    assert there.texts[[5, 2]].tolist() == [[3, 4, 5], [6, 7, 8]] and there.texts.count_nonzero() == 6
