@@ -70,6 +70,20 @@ def test_justitia_serves_jobs_in_the_order_of_a_fluid_system() -> None:
     assert policy.tags == {}
 
 
+def test_justitia_tags_a_job_at_its_first_request_and_learns_from_each() -> None:
+    """X's other branch comes at 1 s and states another cost, which does not count; Y's tag, from 20 on, is 32."""
+
+    class Noting(Predictor):
+        def observe(self, request: Request) -> None:
+            seen.append(request)
+
+    seen = list[Request]()
+    branches = [Turn(1, 3, extra={"job_cost": 20}), Turn(1, 1, pause=1.0, extra={"job_cost": 50})]
+    jobs = [Session("X", branches), Session("Y", [Turn(1, 1, pause=1.5, extra={"job_cost": 12})])]
+    served = serve(Justitia(Fixed(9), Noting()), jobs, batch=1, memory=10)
+    assert served.schedule == "X X X X Y" and {*seen} == {*served.requests}
+
+
 def test_justitia_expects_of_a_job_the_mean_of_those_before() -> None:
     """1 and 3 prompt tokens, 1 and 2 output tokens: 1 + 0.5 + 6 + 2."""
     policy, request = Justitia(Fixed(9), Predictor()), Request(9, 4, 2)

@@ -108,6 +108,8 @@ def test_programs_wait_as_in_autellix_s_figure(policy: Policy, schedule: str, en
     """The sums of their waiting times are 18 and 12 s, as printed."""
     served = serve(policy, FIGURE)
     assert (served.schedule, served.ends) == (schedule, ends)
+    if isinstance(policy, Plas):
+        assert [*policy._queues._programs] == ["B"], "the last end is noted by the next plan"
 
 
 @pytest.mark.parametrize(("kind", "schedule"), [(Plas, "S" * 9 + "RRS"), (Atlas, "S" * 10 + "RR")])
