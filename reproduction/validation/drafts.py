@@ -21,12 +21,14 @@ import pandas as pd
 
 from cbatch import Request, Server
 from cbatch.results.summary import summarize
+from cbatch.sim import load_profile
 from experiments.profile.machine import hardware_name
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
 from reproduction.repeating import Text, make_model
+from reproduction.validation.compare import tables_of
 
 SETUP = "model={} policy=sarathi_serve chunking=fixed chunk=1024 max_tokens=2048 batch=128 kv_tokens=147456 block_size=128 drafting=fixed"
 REQUESTS = {4: 8, 32: 32, 128: 128}
@@ -100,7 +102,7 @@ def main(
             key: fmean(run[key] for run in runs) for key, value in runs[0].items() if type(value) is float
         }
     print(report(rows))
-    about |= {"profile": hardware, "model": model, "runs": rows}
+    about |= {"profile": hardware, "tables": tables_of(load_profile(hardware)), "model": model, "runs": rows}
     print(f"written: {write_benchmark('simulated-drafts', device, about, folder, VALIDATION)}")
 
 
