@@ -32,7 +32,8 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         view = any(result.alias_info and not result.alias_info.is_write for result in func._schema.returns)
-        for argument, value in zip(func._schema.arguments, args, strict=False):
+        named = [(kwargs or {}).get(argument.name) for argument in func._schema.arguments[len(args) :]]
+        for argument, value in zip(func._schema.arguments, [*args, *named], strict=True):
             if isinstance(value, torch.Tensor) and not view:
                 written = argument.alias_info is not None and argument.alias_info.is_write
                 (self.writes if written else self.reads).add(memory(value))
