@@ -12,7 +12,7 @@ from cbatch.results.metrics import Figures, Floats, Window, find_window
 
 COLUMNS = (
     *("replica", "pool", "asked", "ready", "draining", "closed", "requests", "prompt_tokens", "output_tokens"),
-    *("paid_seconds", "dollars", "dollars_per_request", "dollars_per_million_tokens"),
+    *("prefill_tokens", "paid_seconds", "dollars", "dollars_per_request", "dollars_per_million_tokens"),
 )
 """Of replicas.csv, which has a row for each lifetime of a replica."""
 
@@ -44,8 +44,13 @@ def cost(dollars_per_hour: float, window: Window, throughput: Mapping[str, float
 
 
 def balance(run: Gathered, window: Window, num_replicas: int) -> Figures:
-    """Returns how the whole run's requests are spread over the replicas and, with an autoscaler, the replica-seconds of the window."""
+    """Returns how the whole run's requests are spread over the replicas and, with an autoscaler, the replica-seconds of the window.
+
+    With roles, pools that end no request are left out.
+    """
     counts = np.bincount(np.array([*run.replica_of.values()], int), minlength=num_replicas)
+    if run.transfers and (ending := {run.pools[replica] for replica in run.replica_of.values() if run.pools}):
+        counts = counts[[pool in ending for pool in run.pools]]
     spread: Figures = {"least_requests": int(counts.min()), "most_requests": int(counts.max())}
     if not run.lives:
         return spread
@@ -63,12 +68,15 @@ def rows_of(run: Gathered, prices: Sequence[float] | None, num_replicas: int) ->
     sums: dict[int, list[list[int]]] = {replica: [] for replica in range(num_replicas)}
     for life in lives:
         closings[life.replica].append(life.closed)
-        sums[life.replica].append([0, 0, 0])
+        sums[life.replica].append([0, 0, 0, 0])
     for request in run.ended:
         if (replica := run.replica_of.get(request.id)) is not None:
             own = sums[replica][bisect_left(closings[replica], request.finished_at)]
             for place, number in enumerate((1, request.num_prompt_tokens, request.num_output_tokens)):
                 own[place] += number
+    columns = [run.steps[name].tolist() for name in ("replica", "launched_at", "num_prefill_tokens")]
+    for replica, launched, number in zip(*columns, strict=True):
+        sums[replica][bisect_left(closings[replica], launched)][3] += number
     for life in lives:
         served, seconds = sums[life.replica].pop(0), _paid(life, whole)
         dollars = None if prices is None else prices[life.replica] * seconds / 3600

@@ -64,7 +64,7 @@ def run_text(summary: Summary) -> str:
     figures = tabulate(_figures(summary), tablefmt="plain", disable_numparse=True)
     tables = [_latencies("", summary, counted)]
     for pool, part in summary.get("pools", {}).items():
-        if number := part.get("counted_requests"):  # replicas that prefill alone end no request
+        if 0 < (number := part["counted_requests"]) < counted:  # a pool that ends all has the run's latencies
             tables.append(_latencies(f"pool {pool}: ", part, number))
     if sessions := summary.get("sessions"):
         by_turn = sessions["ttft_seconds"].items()
@@ -225,11 +225,12 @@ def values_text(compared: Compared) -> list[str]:
 
 
 def intervals_text(compared: Compared) -> list[str]:
-    """Returns the ratio and the difference with their intervals, and a remark if the difference is not significant."""
+    """Returns the ratio and the difference with their intervals, and whether the difference is significant."""
     ratio, difference = values_text(compared)
     ends, (low, high) = [f"{end:.4g}" for end in compared.ratio[1:]], map(format_number, compared.difference[1:])
     ratio += f" [{', '.join(ends)}]" * (ratio != "-")
-    return [ratio, f"{difference} [{low}, {high}]", "" if compared.significant else not_significant(compared)]
+    remark = "significant" if compared.significant else not_significant(compared)
+    return [ratio, f"{difference} [{low}, {high}]", remark]
 
 
 def not_significant(compared: Compared) -> str:

@@ -14,7 +14,7 @@ from cbatch.request import Request
 from cbatch.sim.profile_file import PROFILES
 from experiments.api import Result, simulate
 from experiments.plots import composition
-from experiments.store.tables import read_requests, read_steps
+from experiments.store.tables import read_replicas, read_requests, read_steps
 
 POOLS = {
     "large": {"hardware": "h100", "batch": 8, "tensor_parallel": 2, "policy": {"chunking": {"chunk": 512}}},
@@ -37,10 +37,15 @@ def served(folder: Path | None = None, **keys: object) -> Result:
     return simulate("sarathi_serve", output=folder, **given)
 
 
-def test_a_pool_that_only_prefills_has_no_latencies_to_print() -> None:
-    pools = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
-    text = str(simulate("sarathi_serve", "open_loop", requests=8, rate=50, prefix_cache=True, pools=pools))
-    assert "pool d: latencies of 8 requests" in text and "pool p: latencies" not in text
+def test_prefillers_end_no_requests_and_say_what_they_computed(tmp_path: Path) -> None:
+    """Six prompts of 100 tokens by turns on two prefillers; the decoder computes 4 after six blocks of 16 again, and the first output token."""
+    pools = {"p": {"role": "prefill", "replicas": 2}, "d": {"role": "decode"}}
+    work = {"workload": "closed", "workload.num_requests": 6, "workload.length": 125, "workload.pd_ratio": 4}
+    run = simulate("sarathi_serve", block_size=16, prefix_cache=True, pools=pools, output=tmp_path / "run", **work)
+    assert "replicas     6 to 6 requests each" in str(run)
+    assert str(run).count("latencies of 6 requests") == 1 and "pool d: latencies" not in str(run), "those of the run"
+    rows = read_replicas(tmp_path / "run")
+    assert rows["requests"].tolist() == [0, 0, 6] and rows["prefill_tokens"].tolist() == [300, 300, 6 * 5]
 
 
 @pytest.mark.long
