@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.errors import ConfigError
+from cbatch.calls import call
+from cbatch.errors import ConfigError, PolicyError
 from cbatch.executor import Step, Tokens
 from cbatch.request import FinishReason, Ints, Request
 from cbatch.request_table import ONE, ZERO, RequestTable
@@ -50,11 +51,14 @@ class Drafter:
 
         texts: int32 tensor [requests, width], on the device; prompt and output, undefined beyond `lengths`, int32 [requests], which may be 0.
         """
-        drafts = texts.new_full((len(texts), k), NO_DRAFT)
+        name, drafts = f"drafter {type(self).__name__}", texts.new_full((len(texts), k), NO_DRAFT)
         for row, (text, length) in enumerate(zip(texts.numpy(), lengths.tolist(), strict=True)):
             if length:
-                proposed = self.propose(text[:length], k)[:k]
-                drafts[row, : len(proposed)] = texts.new_tensor(proposed)
+                proposed = np.asarray(call(name, self.propose, text[:length], k))
+                if proposed.ndim != 1 or len(proposed) > k or (proposed.size and proposed.dtype.kind not in "iu"):
+                    problem = f"propose() returned {' '.join(repr(proposed).split())}"
+                    raise PolicyError(f"{name}: {problem}; return an int32 array of at most {k} tokens")
+                drafts[row, : len(proposed)] = texts.new_tensor(proposed.clip(-(2**31), 2**31 - 1))
         return drafts
 
     def seconds(self, num_requests: int, k: int) -> float:
@@ -119,10 +123,10 @@ class NgramDrafter(Drafter):
 class Drafts:
     """What a policy sees of speculation, and the source of drafts. This class is for hosts without drafts.
 
-    most: drafts of one request in one iteration, `Limits.max_drafts`.
+    most: drafts of one request in one iteration, `Limits.max_drafts`. asked: the most that a plan has asked for.
     """
 
-    most = 0
+    most = asked = 0
     counts = np.zeros((2, 0))
     """See `Shares.counts`."""
 

@@ -75,7 +75,7 @@ class PlanBuilder(Filling):
             drafts: drafts of each request, as in `draft`: a number, or a number by request. No request is left out, or preempted, for
                 the drafts of another. None: no drafts, as of a request that is not in a mapping.
         """
-        if drafts is not None and self._view.drafts.most:
+        if drafts is not None:
             return self._add_drafted(at_most, preempt_newest, drafts)
         return self._add_decodes(at_most, preempt_newest)
 
@@ -168,6 +168,7 @@ class PlanBuilder(Filling):
         places = [place for place, request in enumerate(self._plan.requests) if place >= first and request in numbers]
         requests = [self._plan.requests[place] for place in places]
         wanted = [numbers[request] for request in requests]
+        self._note_asked(max(wanted, default=0))
         if sum(wanted) > self._tokens_left or self._blocks_for(requests, wanted) > self._free_blocks:
             for place, k in zip(places, wanted, strict=True):
                 self._add_drafts(place, k)
@@ -186,6 +187,7 @@ class PlanBuilder(Filling):
 
     def _add_drafts(self, place: int, k: int) -> int:
         """Adds at most `k` drafts to a decode in the plan; returns their number."""
+        self._note_asked(k)
         request, size = self._plan.requests[place], self._block_size
         needed = request.num_computed + 1 + self._ahead
         held = max(self._kv.num_held(request), -(-needed // size))
@@ -195,6 +197,9 @@ class PlanBuilder(Filling):
         self._plan.num_tokens[place] += number
         self._count(0, number)
         return number
+
+    def _note_asked(self, k: int) -> None:
+        self._view.drafts.asked = max(self._view.drafts.asked, k)
 
     def _add_decode(self, request: Request) -> int:
         """Adds one token of a decoding request; the fast path of `add` for policies that order all decodes themselves."""

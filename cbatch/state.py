@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cbatch.drafts import NO_DRAFTS, Drafts, expect, is_stop, settle
+from cbatch.drafts import Drafts, expect, is_stop, settle
 from cbatch.executor import Step, Tokens
 from cbatch.kv import BlockPool, PrefixCache, PrefixPool
 from cbatch.lease import Lease
@@ -51,7 +51,7 @@ class State(Queues):
         self.hands_over: Callable[[Request], bool] = lambda request: False
         self.admitted = RequestSet()
         self.leases: list[Lease] = []
-        self.drafts: Drafts = NO_DRAFTS
+        self.drafts = Drafts()
         self.latest: Step | None = None
         self.num_ended = self.num_overshoot_tokens = 0
         self._ending: dict[int, list[Request]] = {}  # by the iteration in flight that samples their last token

@@ -263,6 +263,8 @@ def _lacks(run: Run) -> list[str]:
     cache = engine.state.cache
     needed = [*["replicas"] * (type(routers[0]) is not RoundRobin), *["reports"] * (settings.backend.staleness > 0)]
     needed += ["drafts"] * (settings.drafter.max_drafts > 0 and "drafting" not in settings.policy.section)
+    if any(each.state.drafts.asked > each.state.drafts.most for each in run.engine.engines):
+        needed.append("max_drafts" if settings.drafter.max_drafts else "drafter")
     for part in (engine.policy, *routers, cache and cache.pool.eviction):
         of_class: tuple[str, ...] = getattr(type(part), "depends_on", ())
         needed += getattr(part, "__dict__", {}).get("depends_on", of_class)

@@ -13,7 +13,9 @@ New keys and values overwrite those of rejected drafts. All shapes are fixed and
 
 import torch
 
+from cbatch.calls import call
 from cbatch.drafts import NO_DRAFT, Drafter
+from cbatch.errors import PolicyError
 from cbatch.limits import Limits
 from cbatch.runtime.batch import Fields
 from cbatch.runtime.slots import RankSlot
@@ -56,8 +58,9 @@ class Drafting:
     texts: int32 [blocks + 1, block size], the token of each place in the KV cache.
     """
 
-    def __init__(self, drafter: Drafter, texts: torch.Tensor, limits: Limits) -> None:
-        self._drafter, self._texts, self._limits = drafter, texts, limits
+    def __init__(self, drafter: Drafter, texts: torch.Tensor, limits: Limits, vocabulary: int = 2**31) -> None:
+        """vocabulary: its size; on a CPU, drafts beyond are refused."""
+        self._drafter, self._texts, self._limits, self._vocabulary = drafter, texts, limits, vocabulary
 
     def begin(self, batch: Fields[torch.Tensor], rank: RankSlot) -> torch.Tensor:
         """Returns the inputs, int32 [tokens]: those of the host, those carried over, and drafts."""
@@ -79,7 +82,7 @@ class Drafting:
         numbers = torch.arange(min(self._limits.max_batch, num_rows), device=inputs.device)
         first = torch.searchsorted(request, numbers).clamp(max=num_rows - 1)  # row of each request
         known = self._texts[batch.block_tables[first]].flatten(1)  # [requests, tokens]
-        found = self._drafter.propose_each(known, batch.context_lens[first], self._limits.max_drafts)
+        found = self._propose(known, batch.context_lens[first])
         found = torch.nn.functional.pad(found, (1, 0), value=NO_DRAFT)  # the first row of a request has none
         drafts = found[request.clamp(max=len(numbers) - 1), batch.drafts]
         guesses[1:num_rows].copy_(drafts[1:])
@@ -93,6 +96,18 @@ class Drafting:
             )  # padding has the last token of a row
         texts.index_copy_(0, places, inputs)
         return inputs
+
+    def _propose(self, known: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Returns the drafter's drafts, [requests, most drafts]. Raises PolicyError if it fails or, on a CPU, proposes what is no token."""
+        name, most = f"drafter {type(self._drafter).__name__}", self._limits.max_drafts
+        found: torch.Tensor = call(name, self._drafter.propose_each, known, lengths, most)
+        if not isinstance(found, torch.Tensor) or found.shape != (len(known), most):
+            problem = f"propose_each() returned {list(getattr(found, 'shape', [])) or type(found).__name__}"
+            raise PolicyError(f"{name}: {problem}; return an int32 tensor {[len(known), most]}")
+        if found.is_cpu and ((found < NO_DRAFT) | (found >= self._vocabulary)).any():
+            tokens = f"from {found.min()} to {found.max()}"
+            raise PolicyError(f"{name}: proposed tokens {tokens}; the vocabulary is from 0 to {self._vocabulary - 1}")
+        return found
 
 
 def _last_tokens(batch: Fields[torch.Tensor]) -> torch.Tensor | None:

@@ -78,7 +78,9 @@ def assemble(stages: Sequence[Sequence[PagedModel]], limits: Limits, options: Op
     first = stages[0][0]
     devices = [[CPU] * len(models) for models in stages]
     slots = make_slots(limits, first.cache.size.block_size, devices, streams, first.hidden_size)
-    iterations = [EagerIteration(models, limits=limits, drafter=options.drafter) for models in stages]
+    iterations = [
+        EagerIteration(models, limits=limits, drafter=options.drafter, vocabulary=first.vocab_size) for models in stages
+    ]
     executor = StreamExecutor(streams, slots, iterations, options.drafter)
     executor.times_copies = options.times_copies
     executor.caches = [[model.cache for model in models] for models in stages]

@@ -61,12 +61,13 @@ class EagerIteration:
         send: Send = copy,
         limits: Limits | None = None,
         drafter: Drafter | None = None,
+        vocabulary: int = 2**31,
     ) -> None:
-        """models: one per rank. send: writes drawn tokens to their destination, like `copy`. limits, drafter: None: no drafts."""
+        """models: one per rank. send: writes drawn tokens to their destination, like `copy`. limits, drafter: None: no drafts. vocabulary: its size, to check drafts."""
         self.models = models
         self._drafting: Sequence[Drafting] = ()
         if limits is not None and drafter is not None:
-            self._drafting = [Drafting(drafter, model.cache.texts, limits) for model in models]
+            self._drafting = [Drafting(drafter, model.cache.texts, limits, vocabulary) for model in models]
         self.is_last = models[0].layers.is_last
         self._is_first = models[0].layers.is_first
         self._send = send

@@ -69,7 +69,7 @@ def paged_attention(
 class PagedModel:
     """A causal language model, or a pipeline stage of one, that reads and writes one paged KV cache.
 
-    layers: the computed layers, equal to the cache's layers. hidden_size: width of the hidden states.
+    layers: the computed layers, equal to the cache's layers. hidden_size: width of the hidden states. vocab_size: of all ranks.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class PagedModel:
         """
         self.cache, self.layers = cache, cache.layers
         self.hidden_size: int = model.config.hidden_size
+        self.vocab_size: int = model.config.vocab_size
         self._body = _body_of_stage(model, self.layers, cache.keys.device)
         self._norm = getattr(self._body, norm_name(self._body))
         if compiled:

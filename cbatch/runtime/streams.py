@@ -165,7 +165,8 @@ class ThreadStream:
             try:
                 work()
             except BaseException as error:
-                self._failure = StreamError(f"stream {self.name!r} failed: {type(error).__name__}: {error}")
+                text = f"stream {self.name!r} failed: {type(error).__name__}: {error}"
+                self._failure = StreamError(str(error) if isinstance(error, CbatchError) else text)
                 self._failure.__cause__ = error
 
     def _run(self, operation: Operation) -> None:

@@ -25,6 +25,8 @@ _LACKS = {
     "places": "the policy pauses requests, but there is no place for paused ones: give max_running above batch",
     "hidden_lengths": "the policy estimates output lengths, which max_new_tokens states: give workload.max_new_tokens",
     "drafts": "drafter has no effect, as the policy asks for no drafts: give drafting=goodput, or policy=joint",
+    "drafter": "the policy asked for drafts, and drafter=none makes none: give drafter=survivals in simulation, else drafter=ngram",
+    "max_drafts": "more drafts were asked for than the drafter makes of a request: they are cut to drafter.max_drafts",
     "replicas": "backend.router has no effect, as there is one replica: give backend.replicas",
     "reports": "backend.staleness has no effect, as the router reads no reports: give backend.replicas and another backend.router",
 }

@@ -46,7 +46,8 @@ def construct(path: str, section: object, needs: Sequence[str] = ()) -> Any:
     for name in needs:
         if not hasattr(built, name):
             problem = f"the object has no {name}, so it is not a {path}"
-            remedy = "define plan(self, view)" if name == "plan" else f"choose an option with {path}=NAME"
+            remedies = {"plan": "define plan(self, view)", "drafter": "subclass cbatch.drafts.Drafter"}
+            remedy = remedies.get(name) or remedies.get(path, f"choose an option with {path}=NAME")
             raise ConfigError(f"{target}: {problem}; {remedy}")
     return built
 

@@ -126,7 +126,7 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
     alike = [known for known in values if section and known.startswith(f"{section}.")] or [*values, *keys, "seeds"]
     if not near and (elsewhere := _in_open_loop(argument, name)):
         return f"{key}: no such key; workload={OPEN_LOOP} has {elsewhere}"
-    near = near or get_close_matches(key, [*alike, "hydra/launcher"], 1) or ["one that --help lists"]
+    near = near or get_close_matches(key, [*alike, *GROUPS, "hydra/launcher"], 1) or ["one that --help lists"]
     return f"{key}: no such key; did you mean {' or '.join(near[:3])}?"
 
 

@@ -234,7 +234,7 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
         model=model,
         workload=workload,
         policy=recipe_of(config["policy"], config["chunk"], chosen, config.get("drafting")),
-        drafter=construct("drafter", _drafter(config.get("drafter", NO_DRAFTER)), needs=("max_drafts", "propose_each")),
+        drafter=construct("drafter", _drafter(config.get("drafter", NO_DRAFTER)), needs=dir(Drafter)),
         eviction=check_eviction(construct("eviction", config["eviction"]), True) if root.prefix_cache else None,
         autoscale=construct("autoscale", config["autoscale"], needs=("wanted",)) if "autoscale" in config else None,
         chosen=chosen,

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from cbatch import CbatchError, ConfigError, KVSize, Limits, ModelSpec, Policy, Server
+from cbatch.drafts import NoDrafter
 from cbatch.errors import ProfileError
 from cbatch.facts import Facts
 from cbatch.policy import check_policy
@@ -162,6 +163,8 @@ def _limits(
         raise ConfigError(f"{named}: {problem}; give backend=cpu or cuda")
     if is_drawn and not settings.backend.simulated:
         raise ConfigError(f"{named}: its drafts are no tokens; give backend=sim, or drafter=ngram")
+    if not (drafter.max_drafts or isinstance(drafter, NoDrafter)):
+        raise ConfigError(f"{named}: makes no drafts, as max_drafts is 0; set max_drafts in the class")
     if "drafting" in settings.policy.section and not drafter.max_drafts:
         raise ConfigError(
             f"drafting: {named} makes no drafts; give drafter=survivals in simulation, else drafter=ngram"

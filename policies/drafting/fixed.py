@@ -8,7 +8,7 @@ from policies.drafting.rule import DraftingRule, check_counts
 
 class Fixed(DraftingRule):
     def __init__(self, k: int = 3) -> None:
-        check_counts("k", [k])
+        check_counts("k", k)
         self.k = k
 
     def num_drafts(self, view: View, plan: PlanBuilder, decodes: Sequence[Request]) -> int:

@@ -24,8 +24,8 @@ class ThroughputAware(DraftingRule):
     ) -> None:
         """start: the first candidate, or the middle one if it is none. window: batches in a mean. every: batches between decisions."""
         check_counts("candidates", candidates, 1)
-        check_counts("window", [window], 1)
-        check_counts("every", [every], 1)
+        check_counts("window", window, 1)
+        check_counts("every", every, 1)
         self.candidates, self.start, self.window, self.every = (*candidates,), start, window, every
         self.k = start if start in candidates else candidates[len(candidates) // 2]
         self.rates = [deque[float](maxlen=window) for _ in range(candidates[-1])]

@@ -103,6 +103,7 @@ def test_mappings_that_do_not_fit_are_refused(data: object, message: str) -> Non
         ("sarathi_srve", ["sarathi", "sarathi_serve"], "did you mean sarathi_serve?"),  # a slip
         ("chunk_size", ["batch", "chunk"], "did you mean chunk?"),  # a known word of it
         ("llama3", ["llama-13b", "llama-3.1-8b"], "did you mean llama-3.1-8b?"),  # it begins with what was given
+        ("nope", ["none", "fixed"], "known: fixed, none"),  # none is no guess
         ("=", ["llama-13b"], "known: llama-13b"),  # punctuation begins no name
     ],
 )

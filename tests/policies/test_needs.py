@@ -2,9 +2,11 @@
 
 import pytest
 
+from cbatch import Plan, View
 from experiments.report.notes import notes_of
 from experiments.serve import serve
 from experiments.settings.compose import compose_run
+from policies.orca import Orca
 
 NEEDS = {
     "policy=qoserve": ("objectives", ["chunking=slack", "slo.total=9"]),
@@ -43,10 +45,27 @@ def test_a_run_says_what_its_policy_or_router_needs(needs: str) -> None:
         assert lacks(needs, *given) == []
 
 
+class Drafting(Orca):
+    """Asks for drafts, whether or not there is a drafter."""
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        plan.add_decodes(drafts=lambda request: 2)
+        for request in view.waiting:
+            plan.add(request)
+        return plan.build()
+
+
+def test_a_run_says_that_it_has_no_drafter() -> None:
+    assert lacks(f"policy={__name__}.Drafting") == ["drafter"]
+    assert lacks(f"policy={__name__}.Drafting", "drafter=glm_mtp") == []
+
+
 @pytest.mark.long
 def test_a_run_says_what_its_eviction_needs() -> None:
     alone = ("prefix_cache=true", "workload.turns=1")
     assert lacks("drafter=glm_mtp") == ["drafts"] and lacks("drafter=glm_mtp", "drafting=fixed") == []
+    assert lacks("drafter=glm_mtp", "drafting=fixed", "drafting.k=8") == ["max_drafts"], "of 7"
     assert lacks("eviction=tlru", *alone) == ["turns"] and lacks("eviction=tlru", "prefix_cache=true") == []
     assert lacks("eviction=soft_ttl", "prefix_cache=true") == []
     assert lacks("eviction=belady", "prefix_cache=true") == ["future"]

@@ -1,23 +1,29 @@
 """Drafts on the device: carried over and made without the host."""
 
+from contextlib import closing
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from guesses import Guesses
+from schedules import UnitCost
 from tiny_models import LLAMA, Reference
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cbatch import Limits, Sampling
+from cbatch import CbatchError, Limits, Sampling, Server
 from cbatch.drafts import Drafter, NgramDrafter
 from cbatch.kv import Copies, KVSize
+from cbatch.runtime import cpu
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Shape, device_views
 from cbatch.runtime.carry import Drafting
 from cbatch.runtime.host_memory import HostBlocks
+from cbatch.runtime.options import Options
 from cbatch.runtime.sampling import uniform
 from cbatch.runtime.slots import RankSlot
 from cbatch.runtime.transfers import copy_blocks
+from policies.orca import Orca
 
 
 class OnDevice(TorchDispatchMode):
@@ -60,3 +66,26 @@ def test_the_tokens_of_a_block_go_where_it_goes() -> None:
     assert here.texts.tolist() == [[6, 7, 8], [-1] * 3, [-1] * 3, [3, 4, 5], [12, 13, 14]]
     copy_blocks([[here]], [[there]], ([3, 0], [5, 2]))
     assert there.texts[[5, 2]].tolist() == [[3, 4, 5], [6, 7, 8]] and there.texts.count_nonzero() == 6
+
+
+FAULTS: dict[str, Any] = {
+    "propose() raised KeyError: 'x' (": lambda tokens, k: {}["x"],
+    "propose() returned array(None": lambda tokens, k: None,
+    "propose() returned array([1, 2, 3, 4]); return an int32 array of at most 3 tokens": lambda tokens, k: [1, 2, 3, 4],
+    "proposed tokens from -5 to ": lambda tokens, k: np.array([-5], np.int32),
+    "to 1000000000; the vocabulary is from 0 to ": lambda tokens, k: np.array([10**9], np.int32),
+    "to 2147483647; the vocabulary is from 0 to ": lambda tokens, k: np.array([10**12]),
+}
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_a_fault_of_a_drafter_is_a_line_that_names_it(message: str) -> None:
+    class Mine(Drafter):
+        def propose(self, tokens: Any, k: int) -> Any:
+            return FAULTS[message](tokens, k)
+
+    limits, kv = Limits(2, 16, 32, max_drafts=3), KVSize(8, 8)
+    executor = cpu.build(LLAMA, limits, kv, Options(drafter=Mine()))
+    with closing(executor), pytest.raises(CbatchError) as caught:
+        Server(executor, limits, UnitCost(), kv).serve(Orca(), [Reference([1, 2], Sampling(), []).request(0, 4)])
+    assert str(caught.value).startswith("drafter Mine: ") and message in str(caught.value)

@@ -260,6 +260,13 @@ def test_a_draft_counts_if_its_predecessors_were_accepted() -> None:
         ("drafter=glm_mtp drafter.layers=-1", "drafter.layers=-1: give at least 0"),
         ("drafting=ema", "drafting: drafter=none makes no drafts"),
         ("policy=orca(drafting=ema)", "drafting: drafter=none makes no drafts"),
+        ("drafter=glm_mtp drafting=fixed drafting.k=-2", "drafting.k=-2: give a whole number, at least 0"),
+        (
+            "drafter=cbatch.drafts.Drafter",
+            "drafter=cbatch.drafts.Drafter: makes no drafts, as max_drafts is 0; set max_drafts",
+        ),
+        ("drafter=fractions.Fraction", "not a drafter; subclass cbatch.drafts.Drafter"),
+        ("draftng=fixed", "draftng: no such key; did you mean drafting?"),
         ("drafter=glm_mtp backend=cpu model=tiny", "drafter=glm_mtp: its drafts are no tokens"),
     ],
 )
