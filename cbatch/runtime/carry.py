@@ -58,7 +58,7 @@ class Drafting:
     texts: int32 [blocks + 1, block size], the token of each place in the KV cache.
     """
 
-    def __init__(self, drafter: Drafter, texts: torch.Tensor, limits: Limits, vocabulary: int = 2**31) -> None:
+    def __init__(self, drafter: Drafter, texts: torch.Tensor, limits: Limits, vocabulary: int = 2**31 - 1) -> None:
         """vocabulary: its size; on a CPU, drafts beyond are refused."""
         self._drafter, self._texts, self._limits, self._vocabulary = drafter, texts, limits, vocabulary
 

@@ -61,7 +61,7 @@ class EagerIteration:
         send: Send = copy,
         limits: Limits | None = None,
         drafter: Drafter | None = None,
-        vocabulary: int = 2**31,
+        vocabulary: int = 2**31 - 1,
     ) -> None:
         """models: one per rank. send: writes drawn tokens to their destination, like `copy`. limits, drafter: None: no drafts. vocabulary: its size, to check drafts."""
         self.models = models
