@@ -119,7 +119,8 @@ def report(rows: list[dict[str, Any]]) -> str:
     noise = (repeats["measured"].max() / repeats["measured"].min() - 1).groupby("figure").max()
     judged = cells.loc[["tokens_per_second", "tpot_seconds"]]
     judged.loc["tpot_seconds"] = 1 / judged.loc["tpot_seconds"].to_numpy()  # the larger is the better
-    best = judged.unstack("k").stack(0).idxmax(axis=1).unstack()
+    by_drafts: Any = judged.unstack("k")
+    best = by_drafts.stack(0).idxmax(axis=1).unstack()
     pairs = judged.reset_index().merge(judged.reset_index(), on=["figure", "load"]).query("k_x < k_y")
     apart, virtual = (pairs[f"{kind}_x"] / pairs[f"{kind}_y"] - 1 for kind in ("measured", "simulated"))
     decided = apart.abs() > pairs["figure"].map(noise)

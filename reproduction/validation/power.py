@@ -100,15 +100,18 @@ def main(
     runs = {}
     for model_, idle, done, watts in kept:
         simulated = {run: simulate(JUDGED[run], profile, f"model={model_} {COMMON}") for run in done if run in JUDGED}
-        figures, table = judge(done, watts or known, simulated, known)
+        used = watts or known
+        assert used is not None
+        figures, table = judge(done, used, simulated, known)
         heads = ["run", "W", "J per token", "fit, at measured speed", "simulated", "simulated speed", "profile's power"]
         print(tabulate(table, [model_, *heads[1:]], floatfmt=".4g"))
-        print(f"idle {idle:.1f} W, {watts or known}")
+        print(f"idle {idle:.1f} W, {used}")
         runs[model_] = {"idle": idle, "watts": watts and astuple(watts), "figures": figures}
     about = {"profile": profile, "tables": tables_of(load_profile(profile)), "settings": COMMON}
     written = write_benchmark(name, card, {**about, "runs": runs}, folder, VALIDATION)
     if not measured:
-        np.savez_compressed(written.with_suffix(".npz"), **{case: run.iterations for case, run in kept[0][2].items()})
+        iterations: dict[str, Any] = {case: run.iterations for case, run in kept[0][2].items()}
+        np.savez_compressed(written.with_suffix(".npz"), **iterations)
     print(f"written: {written}")
 
 
