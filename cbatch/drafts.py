@@ -109,9 +109,8 @@ class NgramDrafter(Drafter):
         along = partial(torch.arange, dtype=torch.int32, device=texts.device)
         before = torch.nn.functional.pad(texts, (n, 0), value=NO_DRAFT).unfold(1, n, 1)  # [requests, width + 1, n]
         differs = before[:, :width] != before[along(number), lengths][:, None]
-        last = (differs * torch.arange(1, n + 1, dtype=torch.int16, device=texts.device)).amax(
-            -1
-        )  # from 1 on; 0: all are equal
+        order = torch.arange(1, n + 1, dtype=torch.int16, device=texts.device)
+        last = (differs * order).amax(-1)  # the last token that differs, from 1 on; 0: all are equal
         # The most equal tokens, n - last, and of these the first place.
         merit = torch.add(n * width - along(width), last, alpha=-width) * (along(width) < lengths[:, None])
         best = merit.amax(-1, keepdim=True)

@@ -72,9 +72,7 @@ class Cluster:
         self._now = 0.0
         self._turns = [(0.0, replica) for replica in range(len(self.engines))]  # a heap; some are out of date
         self._turns.append((inf, -1))
-        self._due = [0.0] * len(self.engines) + [
-            inf
-        ]  # when the replicas take their next turns; the last one never does
+        self._due = [0.0] * len(self.engines) + [inf]  # the next turns; the last ends the heap
         self._view.least = scaling.least if scaling else 1
         parts = self._view, self._look, self._idle_at, self._restart
         self.fleet = None if scaling is None else Fleet(scaling, *parts)

@@ -91,9 +91,8 @@ class Drafting:
         if last is None:
             inputs = torch.where(is_draft, drafts.clamp(min=0), inputs)
         else:
-            inputs.index_add_(
-                0, last, (drafts.clamp(min=0) - inputs[last]) * is_draft
-            )  # padding has the last token of a row
+            # Added, not written: rows of padding have the last token of another row.
+            inputs.index_add_(0, last, (drafts.clamp(min=0) - inputs[last]) * is_draft)
         texts.index_copy_(0, places, inputs)
         return inputs
 

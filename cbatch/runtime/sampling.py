@@ -8,6 +8,7 @@ import torch
 
 from cbatch.runtime.batch import Fields
 
+_OF_SEED, _OF_POSITION = 0x9E3779B97F4A7C15 - 2**64, 0xD1342543DE82EF95 - 2**64
 _MIXED = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 
 
@@ -44,9 +45,7 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     seeds: int32 [rows, 2], lower half first. positions: int32 [rows]. Integers of 64 bits wrap, as those of the source without sign.
     """
     lower, upper = seeds.long().unbind(1)
-    z = (upper << 32 | lower & 0xFFFFFFFF) * (0x9E3779B97F4A7C15 - 2**64) + positions.long() * (
-        0xD1342543DE82EF95 - 2**64
-    )
+    z = (upper << 32 | lower & 0xFFFFFFFF) * _OF_SEED + positions.long() * _OF_POSITION
     for shift, factor in _MIXED:
         z = (z ^ _shift(z, shift)) * factor
     return _shift(z ^ _shift(z, 31), 40).float() / (1 << 24)

@@ -102,9 +102,8 @@ class SurvivalsDrafter(Drafter):
         """Returns the accepted drafts of each request of a step with drafts. rejected: drafts in flight that `Step.start` counts, [requests]."""
         assert step.drafts is not None
         places = np.arange(1, min(int(step.drafts.max()), len(self._rates)) + 1)
-        newest = (
-            step.start + step.num_tokens - step.drafts - 1 - rejected
-        )  # position of the newest token that is not a draft
+        # Positions of the newest tokens that are no drafts.
+        newest = step.start + step.num_tokens - step.drafts - 1 - rejected
         drawn = uniforms(self.seed, step.table.id[step.rows], newest[:, None] + places)
         accepted = (drawn < self._rates[: len(places)]) & (places <= step.drafts[:, None])
         numbers: Ints = np.logical_and.accumulate(accepted, axis=1).sum(1)
