@@ -9,6 +9,7 @@ to first token and its mean time per further token do.
 
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from cbatch.record import RunRecord
 from cbatch.results.metrics import Objectives
 from cbatch.results.summary import summarize
 from experiments.profile.machine import hardware_name
+from experiments.settings.command_line import check_name
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
 from experiments.setup.servers import equal_requests
@@ -78,46 +80,64 @@ def _figures(record: RunRecord) -> dict[str, Any]:
     return found
 
 
+def asked(only: str, seeds: int, seconds: float) -> list[dict[str, Any]]:
+    """Returns the runs to measure, of each cell with each seed. only: cells such as azure_conv_lengths/36, with commas between, in this order; "": all."""
+    known = {f"{name}/{rate}": (name, rate) for name, rates in LOADS.items() for rate in rates}
+    rows = []
+    for cell, seed, layout in product(only.split(",") if only else known, range(seeds), LAYOUTS):
+        check_name("cell", cell, dict.fromkeys(known, ""))
+        name, rate = known[cell]
+        if layout == "push" and rate != LOADS[name][1]:
+            continue
+        lengths = "workload.lengths.max_length=8191 workload.lengths.too_long=clip"
+        keys = f"workload=traces/{name} workload.arrivals.rate={rate} workload.num_requests={round(rate * seconds)} seed={seed} {lengths}"
+        rows.append({"workload": name, "rate": rate, "seed": seed, "layout": layout, "keys": keys})
+    return rows
+
+
 def main(
     hardware: str = "h200",
     measured: str = "",
     traces: str = "",
     seconds: float = 10.0,
     seeds: int = 1,
+    only: str = "",
     folder: str = RESULTS,
 ) -> None:
-    """Serves and simulates, prints and writes apart.json. seconds: of arrivals in each run. measured: such a file; needs no GPU."""
-    simulated = server_of("backend=sim", f"hardware={hardware}", "backend.host_seconds=auto")
-    real: ReplicatedServer | None = None
+    """Serves and simulates, prints and writes apart.json, after each served run too. seconds: of arrivals in each run. only: see `asked`.
+
+    measured: such a file; needs no GPU.
+    """
+    about: dict[str, Any] = {}
     if measured:
         kept, about = served_before(measured)
         rows, device = kept["runs"], kept["hardware"]
     else:
+        rows, device = asked(only, seeds, seconds), f"{hardware_name('cuda')} x2"
+
+    def write(runs: list[dict[str, Any]]) -> Path:
+        return write_benchmark("apart", device, {**about, "profile": hardware, "runs": runs}, folder, VALIDATION)
+
+    if not measured:
         from cbatch.model.checkpoint import Vocabulary
 
-        rows, device, about = [], f"{hardware_name('cuda')} x2", {}
-        cells = product(((name, rate) for name, rates in LOADS.items() for rate in rates), range(seeds), LAYOUTS)
-        for (name, rate), seed, layout in cells:
-            if layout == "push" and rate != LOADS[name][1]:
-                continue
-            lengths = "workload.lengths.max_length=8191 workload.lengths.too_long=clip"
-            keys = f"workload=traces/{name} workload.arrivals.rate={rate} workload.num_requests={round(rate * seconds)} seed={seed} {lengths}"
-            rows.append({"workload": name, "rate": rate, "seed": seed, "layout": layout, "keys": keys})
-        real = server_of("backend=cuda", f"hardware={hardware}")
-        vocabulary = Vocabulary(compose_run(*SETUP.split()).model)
+        real, vocabulary = (
+            server_of("backend=cuda", f"hardware={hardware}"),
+            Vocabulary(compose_run(*SETUP.split()).model),
+        )
         for layout in LAYOUTS:  # compiles what the first run would compile
             laid_out(real, layout).engine(
                 compose_run(*SETUP.split()).policy(), equal_requests(64, 300, 16, 32000)
             ).run()
+        for number, row in enumerate(rows, 1):
+            row["measured"] = figures(real, f"{row['keys']} traces={traces}", row["layout"], vocabulary)
+            print(f"{number} of {len(rows)}: {row['keys']} {row['layout']}", flush=True)
+            write(rows[:number])
+    simulated = server_of("backend=sim", f"hardware={hardware}", "backend.host_seconds=auto")
     for row in rows:
-        keys = f"{row['keys']} traces={traces}"
-        row["simulated"] = figures(simulated, keys, row["layout"])
-        if real is not None:
-            row["measured"] = figures(real, keys, row["layout"], vocabulary)
+        row["simulated"] = figures(simulated, f"{row['keys']} traces={traces}", row["layout"])
         print(show(row), flush=True)
-    print(
-        f"written: {write_benchmark('apart', device, {**about, 'profile': hardware, 'runs': rows}, folder, VALIDATION)}"
-    )
+    print(f"written: {write(rows)}")
 
 
 def show(row: dict[str, Any]) -> str:
