@@ -1,7 +1,7 @@
 """`python -m reproduction.papers [FIGURE ...] [tables=FOLDER] [links=FOLDER] [traces=FOLDER] [hardware=sim|gpu] [folder=results]`
 
 Makes the named figures, or all: draws each one, checks its claims, and writes folder/paper/<name>.png, .pdf (of a
-table .md), .csv and .json. Times are simulated; with hardware=gpu requests are served with real tokens on this
+table .md) and .json. Times are simulated; with hardware=gpu requests are served with real tokens on this
 machine's GPU, and results go to folder/<gpu>/paper.
 
 tables: published A100 kernel timings, .../aiconfigurator/a100_sxm; links: NCCL timings, .../vidur/network/a100_dgx.

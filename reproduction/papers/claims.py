@@ -1,8 +1,9 @@
 """Claims as data, and the only place where they are checked; verdicts as text and in results files.
 
-claims/<source>.yaml holds what one source states, one claim per entry:
+claims/*.yaml hold what the sources state, one claim per entry:
 
-    id: unique.  figure: the module of reproduction/papers/figures that shows it.  where: in the source.
+    id: unique.  source: the paper or post; without it, the name of the file.
+    figure: the module of reproduction/papers/figures that shows it.  where: in the source.
     hardware: the machine it is checked on, see `machines`; none if the figure's data are of one measured run.
     quantity, setting: what is measured, and its arguments: a function of `quantities` or of the figure's module, whose
         first parameter is the machine, `at`, or the figure's `data`. NaN: the measurements do not cover it.

@@ -1,9 +1,9 @@
 """From figures to files: measure, draw, check the claims, and write the files of one figure.
 
-    <folder>/paper/<name>.csv           what was measured, one row per drawn value
     <folder>/paper/<name>.png, .pdf     the drawing; of a table, or where no page shows a drawing, <name>.md
-    <folder>/paper/<name>.json          command, date, versions, where the times come from, and the claims
+    <folder>/paper/<name>.json          command, date, versions, where the times come from, the claims, and the drawn values
 
+`rows` of a .json file are lines of CSV: the names of the columns, then one line for each drawn value.
 Each file is written atomically, the .json last.
 """
 
@@ -19,7 +19,7 @@ import pandas as pd
 from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments.plots import saving, style
-from experiments.store.provenance import atomic_write, provenance, write_json, write_text
+from experiments.store.provenance import provenance, write_json, write_text
 from reproduction.papers.claims import Claim, Verdict, check, conclusion, read_claims
 from reproduction.papers.machines import Machines, origin_of
 
@@ -91,8 +91,6 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
         return Shown(name, verdicts, time.perf_counter() - begin, notes or [f"left out: {why}"], drawn=False)
     path = folder / "paper" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path.with_suffix(".csv")) as partial:
-        data.to_csv(partial, index=False, float_format="%.6g")
     measured = data.attrs.get("measured", [])
     sessions = {  # of which stored measurements are drawn
         f"measured on {one['hardware']}, {one['date']}, {one['commit'][:12] if 'commit' in one else 'commit not recorded'}"
@@ -108,6 +106,7 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
         "left_out": notes,
         "claims": [verdict.row() for verdict in verdicts],
         "measured": measured,
+        "rows": data.to_csv(index=False, float_format="%.6g").splitlines(),
     }
     write_json(path.with_suffix(".json"), content)
     return Shown(name, verdicts, time.perf_counter() - begin, notes)
