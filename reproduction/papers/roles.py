@@ -4,10 +4,9 @@
 
 Requests have the lengths of the Azure traces of 2023 in random order; arrivals are Poisson. A request attains its objectives if its
 time to first token and its mean time per further token do. Setups with the same seed serve the same requests: differences are paired.
-Rows that folder/roles/runs.csv has already are not simulated again, unless with other tables of the profile than today's (column `tables`).
+Rows that folder/roles/runs.csv has already are not simulated again, unless with other tables of the profile than today's (column `tables`). All cores simulate.
 """
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from experiments.plots.style import line_style, new_figure, print_style
 from experiments.report.intervals import compare, mean_of
 from experiments.store.provenance import write_text
 from reproduction import RESULTS
+from reproduction.papers.jobs import run_jobs
 from reproduction.parts import legend
 from reproduction.validation.compare import tables_of
 
@@ -58,18 +58,18 @@ def main(traces: str, seeds: int = 5, folder: str = RESULTS) -> None:
     data = data[data["tables"] == tables]
     known = set(map(tuple, data[KEY].to_numpy().tolist()))
     cells = [(gpus, name, rate) for gpus, loads in LOADS.items() for name in loads for rate in loads[name]]
-    for seed, (gpus, name, rate) in product(range(seeds), cells):
-        for prefillers in range(gpus):
-            key = gpus, name, rate, prefillers, seed
-            if key not in known:
-                row = dict(zip(KEY, key, strict=True)) | measure(*key, traces) | {"tables": tables}
-                print(*row.values(), flush=True)
-                data = pd.concat([data, pd.DataFrame([row])], ignore_index=True)
-                write_text(path, data.to_csv(index=False, float_format="%.5g"))
+    for seed in range(seeds):
+        keys = ((*cell, prefillers, seed) for cell in cells for prefillers in range(cell[0]))
+        if jobs := [dict(zip(KEY, key, strict=True)) | {"traces": traces} for key in keys if key not in known]:
+            rows = run_jobs(measure, jobs).drop(columns="traces").assign(tables=tables)
+            data = pd.concat([data, rows], ignore_index=True)
+            print(
+                rows.to_string(), write_text(path, data.to_csv(index=False, float_format="%.5g")), sep="\n", flush=True
+            )
     print(*save(draw(data), place, "roles.png"), write_text(place / "table.md", table(data)), sep="\n")
 
 
-def measure(gpus: int, name: str, rate: int, prefillers: int, seed: int, traces: str) -> dict[str, float]:
+def measure(gpus: int, workload: str, rate: int, prefillers: int, seed: int, traces: str) -> dict[str, float]:
     """Returns the share of requests that attain each pair of objectives, and the mean times in seconds. prefillers: 0: all GPUs do both."""
     pools: Any = {
         "p": {"role": "prefill", "replicas": prefillers},
@@ -77,7 +77,7 @@ def measure(gpus: int, name: str, rate: int, prefillers: int, seed: int, traces:
     }
     setup: dict[str, Any] = {"pools": pools} if prefillers else {"replicas": gpus}
     work: Any = {"rate": rate, "requests": rate * SECONDS[gpus], "seed": seed, "traces": traces}
-    served = simulate("sarathi_serve", f"traces/azure_{name}_lengths", **work, **setup, **SETTINGS).requests
+    served = simulate("sarathi_serve", f"traces/azure_{workload}_lengths", **work, **setup, **SETTINGS).requests
     ttft, tpot = served["ttft_seconds"], served["tpot_seconds"].fillna(0.0)
     shares = {text: ((ttft <= first) & (tpot <= each)).mean() for text, (first, each) in OBJECTIVES.items()}
     return shares | {"ttft_seconds": ttft.mean(), "tpot_seconds": served["tpot_seconds"].mean()}
