@@ -199,11 +199,11 @@ def _vllm(
     try:
         engine.serve(Text(limits.max_batch, 64, 16).requests(spec.vocab_size))
         for work in works:
-            runs, before = [], _counters(engine)
+            runs, before = [], counters(engine)
             for _ in range(repeats):
                 requests = work.requests(spec.vocab_size)
                 runs.append(work.number * work.new / engine.serve(requests)[0])
-            drafted, accepted, verified = (now - then for now, then in zip(_counters(engine), before, strict=True))
+            drafted, accepted, verified = (now - then for now, then in zip(counters(engine), before, strict=True))
             found: dict[str, Any] = {"tokens_per_second": spread(runs)}
             found["acceptance"] = accepted / drafted if drafted else 0.0
             found["acceptance_length"] = 1 + accepted / verified if verified else 1.0
@@ -214,8 +214,8 @@ def _vllm(
         engine.close()
 
 
-def _counters(engine: Any) -> list[float]:
-    """Returns vLLM's counts of drafted tokens, of those accepted, and of verified drafts."""
-    names = ("num_draft_tokens", "num_accepted_tokens", "num_drafts")
+def counters(engine: Any, *others: str) -> list[float]:
+    """Returns vLLM's counts of drafted tokens, of those accepted, and of verified drafts, and its counters of other names."""
+    names = (*(f"spec_decode_num_{name}" for name in ("draft_tokens", "accepted_tokens", "drafts")), *others)
     values = {metric.name: getattr(metric, "value", 0) for metric in engine._llm.get_metrics()}
-    return [float(values.get(f"vllm:spec_decode_{name}", 0)) for name in names]
+    return [float(values.get(f"vllm:{name}", 0)) for name in names]

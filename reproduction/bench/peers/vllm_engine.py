@@ -58,20 +58,27 @@ class VllmEngine:
         return {"arguments": self._arguments, "async_scheduling": bool(scheduler.async_scheduling)}
 
     def serve(self, requests: Sequence[Request]) -> tuple[float, list[int]]:
-        """Submits all requests at once, greedy and without an end-of-sequence token.
+        """Submits all requests at once, greedy; they end at their stop tokens only, not at an end-of-sequence token.
 
         Returns:
             Seconds from the first submission to the last token, and the output tokens of each request.
         """
         prompts = [{"prompt_token_ids": request.prompt} for request in requests]
         settings: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "detokenize": False, **self.sampling}
-        sampling = [self._vllm.SamplingParams(max_tokens=request.max_new_tokens, **settings) for request in requests]
+        sampling = [
+            self._vllm.SamplingParams(max_tokens=each.max_new_tokens, stop_token_ids=[*each.stop_tokens], **settings)
+            for each in requests
+        ]
         began = time.perf_counter()
         outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - began
         for request, output in zip(requests, outputs, strict=True):
             request.output, request.num_cached_tokens = [*output.outputs[0].token_ids], output.num_cached_tokens or 0
         return seconds, [len(output.outputs[0].token_ids) for output in outputs]
+
+    def is_empty(self) -> bool:
+        """Returns whether no request holds a KV block."""
+        return bool(self._llm.reset_prefix_cache())
 
     def close(self) -> None:
         self._llm.llm_engine.engine_core.shutdown()
