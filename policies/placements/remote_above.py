@@ -2,19 +2,22 @@
 
 The decoder is the replica with the largest weighted sum of its cached share of the prompt and of the emptiness of its queue (llm-d's P/D sample: 2 and 1). The
 prompt is computed remotely iff at least `threshold` tokens are not cached there (llm-d's sample: 16; 0: never), by the replica with the fewest prompt
-tokens left. Ties: the first replica.
+tokens left. `ties`: `random`, the rule of both sources, or `first`.
 """
 
 from cbatch import Request
 from cbatch.cluster import ClusterView, Role, Route
+from policies.shared.ties import Ties
 
 
 class RemoteAbove:
     depends_on = ("prefix_cache",)
     moves = True
 
-    def __init__(self, threshold: int = 16, prefix: float = 2.0, queue: float = 1.0) -> None:
-        self.threshold, self.prefix, self.queue = threshold, prefix, queue
+    def __init__(
+        self, threshold: int = 16, prefix: float = 2.0, queue: float = 1.0, ties: str = "random", seed: int = 0
+    ) -> None:
+        self.threshold, self.prefix, self.queue, self._ties = threshold, prefix, queue, Ties(ties, seed)
 
     def choose(self, request: Request, view: ClusterView) -> Route:
         decoders = view.fitting(request, Role.DECODE)
@@ -25,9 +28,9 @@ class RemoteAbove:
             is_short = (most - view[index].num_waiting) / spread if spread else 1.0
             return self.prefix * view[index].cached_tokens(request) / request.num_prompt_tokens + self.queue * is_short
 
-        decode = max(decoders, key=score)
+        decode = self._ties.largest({index: score(index) for index in decoders})
         uncached = request.num_prompt_tokens - view[decode].cached_tokens(request)
         prefillers = view.fitting(request, Role.PREFILL)
         if not self.threshold or uncached < self.threshold or not prefillers:
             return Route(decode, decode)
-        return Route(min(prefillers, key=lambda index: view[index].prompt_tokens_left), decode)
+        return Route(self._ties.largest({index: -view[index].prompt_tokens_left for index in prefillers}), decode)

@@ -1,5 +1,6 @@
 """Goldens of placements by hand: where a request is prefilled and decoded, when a decoder takes it, and who is rejected."""
 
+from collections import Counter
 from math import inf
 from typing import Any
 
@@ -142,9 +143,17 @@ def test_a_remote_prefill_pays_above_a_threshold(threshold: int, cached: int, ro
 def test_the_decoder_has_the_prefix_and_a_short_queue() -> None:
     """llm-d's sample weights: 2 x 0.5 + 1 x 0 against 2 x 0 + 1 x 1 is a tie, which the first wins; 0.6 cached decides."""
     view = staged(Shown([replica(cached=50, num_waiting=4), replica()]), [0], [0, 1])
-    assert RemoteAbove(0).choose(Request(0, 100, 5), view).decode == 0
+    assert RemoteAbove(0, ties="first").choose(Request(0, 100, 5), view).decode == 0
     view = staged(Shown([replica(cached=40, num_waiting=4), replica()]), [0], [0, 1])
     assert RemoteAbove(0).choose(Request(0, 100, 5), view).decode == 1
+
+
+def test_idle_replicas_share_the_requests() -> None:
+    """llm-d's picker and Dynamo's selector draw among equal replicas: 400 requests, of which each pair of four gets 100 on average, 8.7 its deviation."""
+    view, router = staged(Shown([replica() for _ in range(4)]), [0, 1], [2, 3]), RemoteAbove()
+    routes = Counter(router.choose(Request(number, 100, 5), view) for number in range(400))
+    assert sorted(routes) == [Route(0, 2), Route(0, 3), Route(1, 2), Route(1, 3)]
+    assert min(routes.values()) > 60
 
 
 def test_mooncake_predicts_who_is_alive() -> None:
