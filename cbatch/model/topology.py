@@ -5,10 +5,11 @@ from typing import Annotated
 
 from cbatch.errors import ConfigError
 from cbatch.model.spec import ModelSpec, Rank
-from cbatch.validation import check, whole
+from cbatch.validation import check, positive, whole
 
 Degree = Annotated[int, whole(1, 10_000)]
 """The limit exceeds the size of any cluster."""
+Network = Annotated[float, positive("GB/s")] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,14 @@ class Topology:
     pipeline_stages: consecutive parts with equally many layers; one iteration per stage is in flight.
     replicas: copies of the model, each with its own queue.
     gpus_per_node: GPUs that share a node's fast links; stages are placed on consecutive GPUs.
+    network: GB/s from one GPU to another node; None: as the hardware profile states.
     """
 
     tensor_parallel: Degree = 1
     pipeline_stages: Degree = 1
     replicas: Degree = 1
     gpus_per_node: Degree = 8
+    network: Network = None
 
     def __post_init__(self) -> None:
         check(self, "")

@@ -17,7 +17,7 @@ from cbatch.sim.measured import DecodeOnly
 from cbatch.sim.power import STEADY, Pace
 from cbatch.sim.profile import Operations, Profile
 from cbatch.sim.provenance import FALLBACK, NOT_COMPARED, not_measured
-from cbatch.sim.roofline import Seconds
+from cbatch.sim.roofline import Affine, Seconds
 
 
 class Parts(NamedTuple):
@@ -108,7 +108,8 @@ class ProfileCost:
             self._all_reduce, estimated = profile.links.all_reduce_of(topology.tensor_parallel, profile.name)
             self.estimated += ("all_reduce",) * estimated
         leaves = map(topology.leaves_node, range(topology.pipeline_stages - 1))
-        self._links = [profile.links.to_next_stage(leaves_node, profile.name) for leaves_node in leaves]
+        self._sends = frozenset[str]()  # the links over which anything is sent
+        self._links = [*map(self.link, leaves)]
         self.power, graphs = self.operations.measured.power, self.operations.measured.captured_graphs
         self._attention = self.operations.attention
         self.max_batch = max_batch
@@ -120,6 +121,13 @@ class ProfileCost:
         self._copies = False  # whether any were predicted
         self._single_decodes: dict[int, StageTimes] = {}  # times of iterations with one decode, by its context
         self._padded = cache(partial(graphs.padded, max_batch or graphs.requests[-1])) if graphs else None
+
+    def link(self, leaves_node: bool) -> Seconds:
+        """Returns the seconds of a send from one GPU to another, by bytes. Raises ProfileError if they are not known."""
+        self._sends |= {"between_nodes" if leaves_node else "within_node"}
+        if leaves_node and self.topology.network:
+            return Affine(0.0, 1e-9 / self.topology.network)
+        return self.profile.links.to_next_stage(leaves_node, self.profile.name)
 
     def predict(self, shape: BatchShape) -> float:
         """Returns the seconds that an iteration of this shape occupies the busiest device, which computes the last stage."""
@@ -182,12 +190,13 @@ class ProfileCost:
     def origins(self) -> dict[str, str]:
         """Returns the origin of each entry that predictions use; see `cbatch.sim.provenance`."""
         profile, topology = self.profile, self.topology
-        stages = range(topology.pipeline_stages - 1)
-        links = ["between_nodes" if topology.leaves_node(stage) else "within_node" for stage in stages]
+        links = sorted(self._sends)
         if self._all_reduce and "all_reduce" not in self.estimated:
             links.append(f"all_reduce.{topology.tensor_parallel}")
         links += ["to_host", "from_host"] if self._copies else []
         of_links = {name: profile.origin("links", *name.split(".")) for name in links}
+        if "between_nodes" in links and topology.network:
+            of_links["between_nodes"] = "assumed: given for the run"
         estimated = dict.fromkeys(self.estimated, f"{FALLBACK}: not measured for {self.spec.name}")
         return {**profile.table_origins(self.spec, topology.tensor_parallel), **of_links, **estimated}
 

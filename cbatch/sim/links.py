@@ -59,6 +59,7 @@ class Links:
         if link is None:
             where = "between nodes" if leaves_node else "within a node"
             problem = f"hardware={profile} has no send times {where}, which pipeline_stages and roles need"
-            key = "between_nodes" if leaves_node else "within_node"
-            raise ProfileError(f"{problem}; add links.{key}, {_OR_MEASURED}")
+            if leaves_node:
+                raise ProfileError(f"{problem}; give backend.network in GB/s, or add links.between_nodes, {TO_ADD}")
+            raise ProfileError(f"{problem}; add links.within_node, {_OR_MEASURED}")
         return link

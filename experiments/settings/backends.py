@@ -14,7 +14,7 @@ from cbatch import ConfigError, Executor, KVSize, Limits, ModelSpec
 from cbatch.errors import check_installed
 from cbatch.kv import blocks_for
 from cbatch.model import split_layers
-from cbatch.model.topology import Degree, Topology, split_ranks
+from cbatch.model.topology import Degree, Network, Topology, split_ranks
 from cbatch.runtime.options import AttentionName, Options
 from cbatch.sim import HostTime, PlanningExecutor, Profile, ProfileCost, SimExecutor
 from cbatch.validation import Give, Switch, check, not_negative
@@ -58,19 +58,20 @@ class Simulated(Backend):
 
     host_seconds: host time per iteration; "auto": the profile's; "measured": plus the time of each of the policy's plans on this machine.
     server_seconds: time that a request spends in a server before the engine sees it, beside the profile's.
-    tensor_parallel, pipeline_stages, replicas, gpus_per_node: see `cbatch.model.topology.Topology`.
+    tensor_parallel, pipeline_stages, replicas, gpus_per_node, network: see `cbatch.model.topology.Topology`.
     """
 
     host_seconds: HostSeconds = "auto"
     server_seconds: _Seconds = 0.0
     gpus_per_node: Degree = 8
+    network: Network = None
 
     name = "sim"
     simulated = True
 
     @property
     def _topology(self) -> Topology:
-        return Topology(self.tensor_parallel, self.pipeline_stages, self.replicas, self.gpus_per_node)
+        return Topology(self.tensor_parallel, self.pipeline_stages, self.replicas, self.gpus_per_node, self.network)
 
     def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
         return cost_model(hardware, spec, self._topology, max_batch)

@@ -35,8 +35,7 @@ def moves_of(settings: Settings, setups: Sequence[Setup], roles: Sequence[Role])
         return _real(backend, setups)
     first: Any = setups[0]
     num_gpus = sum(setup.settings.backend.num_devices for setup in setups)
-    profile, block_size = first.cost.profile, first.kv.block_size
-    link = profile.links.to_next_stage(num_gpus > backend.gpus_per_node, profile.name)  # type: ignore[attr-defined]
+    block_size, link = first.kv.block_size, first.cost.link(num_gpus > backend.gpus_per_node)  # type: ignore[attr-defined]
     spec, transfers = settings.model, backend.transfers
     fewest_gpus = min(setup.settings.backend.gpus_per_replica for setup in setups)
     block_bytes = spec.kv_bytes_per_token * block_size // fewest_gpus

@@ -81,6 +81,9 @@ def test_stages_on_different_nodes_are_linked_by_the_network() -> None:
     assert (within, between) == (pytest.approx(1e-6 + 1280 / 1e9), pytest.approx(1e-5 + 1280 / 1e8))
     used = [{name for name in make_cost(each).origins() if "node" in name} for each in (topology, Topology(2, 2))]
     assert used == [{"within_node", "between_nodes"}, {"within_node"}]
+    stated = make_cost(replace(topology, network=50.0))  # 50 GB/s, in place of the profile's table
+    assert stated.execute(BatchShape(((10, 0),))).transfers[:2] == (within, pytest.approx(1280 / 50e9))
+    assert "between_nodes (assumed)" in stated.provenance()["not_measured"]
     assert make_cost(topology).provenance()["gpus"] == 8
 
 
@@ -145,7 +148,8 @@ def test_missing_links_are_named() -> None:
     ):
         ProfileCost(bare, SPEC, Topology(1, 2))
     with pytest.raises(
-        ProfileError, match=r"hardware=made-up has no send times between nodes.*; add links.between_nodes, with"
+        ProfileError,
+        match=r"hardware=made-up has no send times between nodes.*; give backend.network in GB/s, or add links.between_nodes",
     ):
         bare.links.to_next_stage(True, bare.name)
 
