@@ -15,7 +15,7 @@ from cbatch.model.topology import Topology
 from cbatch.sim.attention import Attention, AttentionRates, flops_per_score, rows_per_read
 from cbatch.sim.links import TO_ADD, Links
 from cbatch.sim.measured import PARTS, HostTime, HostTimes, Measured, MeasuredModel, SmallOperations
-from cbatch.sim.provenance import NOT_COMPARED, Compared, Loop, Place
+from cbatch.sim.provenance import NOT_COMPARED, Compared, Conditions, Place
 from cbatch.sim.roofline import Affine, Ceilings, MatrixProducts, Seconds, small_operations
 from cbatch.sim.schema import BlockSize, Bytes, BytesPerSecond, FlopsPerSecond, NotNegative, Positive
 
@@ -101,7 +101,7 @@ class Profile:
     """One kind of GPU. The fields are the keys of a profile's file; each object in the file may state its origin as "from".
 
     name, hardware, source: the GPU, and the source of the numbers.
-    compared: real runs and the errors of their simulation, by loop. error: the text for runs that `compared` does not cover.
+    compared: real runs and the errors of their simulation, by loop and number of GPUs. error: the text for runs that `compared` does not cover.
     memory_bytes: memory of the device. block_size: default tokens per KV block, as in the measured engine.
     price: US dollars per hour of one device; None: unknown. watts: power, for the figures `energy`; None: unknown.
     peak: rates of the data sheet, for utilisation; None: the ceilings stand for them. ceilings: for unmeasured parts.
@@ -115,7 +115,7 @@ class Profile:
     hardware: str
     source: str
     error: str = NOT_COMPARED
-    compared: Mapping[Loop, Compared] = field(default_factory=dict)
+    compared: Mapping[Conditions, Compared] = field(default_factory=dict)
     memory_bytes: Bytes
     block_size: BlockSize = 16
     price: NotNegative | None = None
@@ -160,8 +160,8 @@ class Profile:
         asynchronous: which loop; None: neither, as for single iterations.
         """
         measured = self.models.get(name := self.measured_as(spec) or spec.name)
-        for loop, known in self.compared.items() if not (measured and measured.differs(spec)) else ():
-            if asynchronous in (None, loop == "async") and name in known.models and num_gpus == known.gpus:
+        for of, known in self.compared.items() if not (measured and measured.differs(spec)) else ():
+            if asynchronous in (None, of.startswith("async")) and name in known.models and num_gpus == known.gpus:
                 return known
         return None
 

@@ -33,6 +33,8 @@ Place = tuple[str, ...]
 """The keys that lead to an object in a file."""
 
 Loop = Literal["sync", "async"]
+Conditions = Annotated[str, Field(pattern=r"^a?sync(, [1-9]\d* GPUs)?$")]
+"""A loop, and the number of GPUs unless it is one."""
 
 _ENDS = AfterValidator(lambda values: (min(values), max(values)) if values else ())
 

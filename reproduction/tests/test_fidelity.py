@@ -29,6 +29,7 @@ POLICIES_TRIED = ("orca", "prefill_first", "sarathi_serve, 512 tokens")
 QUEUED = Case("held out, queued", "llama-3.1-8b", 16, 2048, POLICIES_TRIED, num_requests=40)
 OPEN = replace(QUEUED, name="held out, poisson at 45%", load=0.45)
 SYNCHRONOUS = replace(QUEUED, policies=("orca",), loop="sync")
+TWO_GPUS = replace(QUEUED, tensor_parallel=2)
 
 
 @pytest.fixture
@@ -44,10 +45,13 @@ def trace(tmp_path: Path) -> str:
     return str(path)
 
 
-def simulated_machine(host_seconds: float | None = None, factor: float = 1.0, loop: str = "async") -> Machine:
+def simulated_machine(
+    host_seconds: float | None = None, factor: float = 1.0, loop: str = "async", gpus: int = 1
+) -> Machine:
     """A machine whose iterations take exactly what the profile says, or that times a factor; a host of its own if told."""
     profile, limits = load_profile("h200"), Limits(16, 2048, 2048)
-    cost = cost_of(ServedRun({"model": QUEUED.model, "batch": 16}, {}, {}), scaled(profile, factor))
+    settings = {"model": QUEUED.model, "batch": 16, "tensor_parallel": gpus}
+    cost = cost_of(ServedRun(settings, {}, {}), scaled(profile, factor))
     host = profile.host_time(loop == "async") if host_seconds is None else host_seconds
     return Machine("NVIDIA H200", Server(SimExecutor(cost, host), limits, cost, KVSize(256, 128)), (), (), "none")
 
@@ -63,11 +67,12 @@ def runs_of(case: Case, trace: str, machine: Machine, policies: tuple[str, ...] 
         pytest.param(QUEUED, id="queued"),
         pytest.param(OPEN, id="open loop", marks=pytest.mark.long),
         pytest.param(SYNCHRONOUS, id="synchronous loop"),
+        pytest.param(TWO_GPUS, id="two GPUs"),
     ],
 )
 def test_what_behaves_as_the_profile_says_is_simulated_without_error(case: Case, trace: str) -> None:
     profile = load_profile("h200")
-    runs = runs_of(case, trace, simulated_machine(loop=case.loop), case.policies)
+    runs = runs_of(case, trace, simulated_machine(loop=case.loop, gpus=case.tensor_parallel), case.policies)
     for working, pauses in (run.device_seconds() for run in runs):
         assert (working > 0).all() and (pauses[1:] > 0).all() == (case is SYNCHRONOUS)
     result = compare([pair(run, profile) for run in runs], profile)

@@ -55,6 +55,7 @@ class Case:
     rate: requests per second of an open loop, instead of that share of a measured capacity.
     start: seconds into the trace at which the requests begin. slo: objectives of both tiers instead of their own.
     kv_blocks: most blocks of the KV cache; None: as many as the batch can use, if there is room. loop: the engine's.
+    tensor_parallel: GPUs that share every layer.
     """
 
     name: str
@@ -71,10 +72,15 @@ class Case:
     slo: SLO | None = None
     kv_blocks: int | None = None
     loop: Loop = "async"
+    tensor_parallel: int = 1
 
     def fits(self, other: "Case") -> bool:
         """Whether an executor built for the other case serves this one too."""
-        return (self.model, self.batch, self.max_tokens) == (other.model, other.batch, other.max_tokens)
+        return self._server == other._server
+
+    @property
+    def _server(self) -> tuple[str, int, int, int]:
+        return self.model, self.batch, self.max_tokens, self.tensor_parallel
 
 
 CASES = tuple(Case(**{**entry, "policies": tuple(entry["policies"])}) for entry in _TABLES["cases"])
@@ -111,7 +117,8 @@ def sizes(case: Case, asked: Sequence[Request]) -> dict[str, Any]:
     longest = max(request.max_tokens for request in asked)
     blocks = min(case.kv_blocks or sys.maxsize, case.batch * blocks_for(longest, _BLOCK))
     tokens = {"tile": _TILE, "max_tokens": case.max_tokens, "longest": longest}
-    return {"model": case.model, "batch": case.batch, **tokens, "num_blocks": blocks, "block_size": _BLOCK}
+    limits = {"batch": case.batch, **tokens, "num_blocks": blocks, "block_size": _BLOCK}
+    return {"model": case.model, "tensor_parallel": case.tensor_parallel, **limits}
 
 
 @dataclass(frozen=True, kw_only=True)

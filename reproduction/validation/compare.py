@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch import BatchShape, KVSize, Limits, ModelSpec, Request, RunRecord, Server
+from cbatch.model.topology import Topology
 from cbatch.sim import Profile, ProfileCost, SimExecutor
 from cbatch.sim.links import Links
 from cbatch.sim.measured import HostTimes
@@ -47,14 +48,15 @@ class Pair(NamedTuple):
 
 def cost_of(run: ServedRun, profile: Profile) -> ProfileCost:
     """Returns what predicts the iterations of a run."""
-    return ProfileCost(profile, load_spec(run.settings["model"]), max_batch=run.settings["batch"])
+    spec, gpus = load_spec(run.settings["model"]), run.settings.get("tensor_parallel", 1)
+    return ProfileCost(profile, spec, Topology(gpus), run.settings["batch"])
 
 
 def simulated_server(
-    profile: Profile, spec: ModelSpec, limits: Limits, kv: KVSize, asynchronous: bool = True
+    profile: Profile, spec: ModelSpec, limits: Limits, kv: KVSize, asynchronous: bool = True, gpus: int = 1
 ) -> Server:
-    """Returns a server of one simulated GPU, whose host takes the profile's time."""
-    cost = ProfileCost(profile, spec, max_batch=limits.max_batch)
+    """Returns a server of simulated GPUs that share every layer, whose host takes the profile's time."""
+    cost = ProfileCost(profile, spec, Topology(gpus), limits.max_batch)
     return Server(SimExecutor(cost, profile.host_time(asynchronous, spec)), limits, cost, kv)
 
 
@@ -77,7 +79,8 @@ def simulate(run: ServedRun, profile: Profile, requests: Sequence[Request] | Non
     settings = run.settings
     limits = Limits(settings["batch"], settings["max_tokens"], settings["longest"], tile=settings["tile"])
     kv = KVSize(settings["num_blocks"], settings["block_size"])
-    server = simulated_server(profile, load_spec(settings["model"]), limits, kv, asynchronous)
+    gpus = settings.get("tensor_parallel", 1)
+    server = simulated_server(profile, load_spec(settings["model"]), limits, kv, asynchronous, gpus)
     asked = run.requests() if requests is None else requests
     return server.serve(make_policy(settings["policy"]), asked, asynchronous=asynchronous)
 
@@ -94,6 +97,7 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
         cases.setdefault(case, {})[policy] = {
             "model": run.settings["model"],
             "batch": run.settings["batch"],
+            "gpus": run.settings.get("tensor_parallel", 1),
             "loop": run.settings.get("loop", "async"),
             "load": run.settings.get("load"),
             "requests": len(run.columns["request.prompt"]),
@@ -106,21 +110,26 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
         }
     return {
         "profile": profile.name,
-        "tables": tables_of(profile),
+        "tables": tables_of(profile, gpus_of(cases)),
         "targets": TARGETS,
         **summarize(cases),
         "cases": cases,
     }
 
 
-def tables_of(profile: Profile) -> str:
-    """Returns a digest of the tables of one GPU in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, power, peaks, links, shapes, block size, wider formats, and host times of prompts in the cache, which they lack."""
+def gpus_of(cases: Mapping[str, Any]) -> int:
+    """Returns the number of GPUs that served the runs of a comparison."""
+    return max(int(run.get("gpus", 1)) for runs in cases.values() for run in runs.values())
+
+
+def tables_of(profile: Profile, gpus: int = 1) -> str:
+    """Returns a digest of the tables of this number of GPUs in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, power, peaks, links, shapes, block size, wider formats, and host times of prompts in the cache, which they lack."""
     models = {
         name: replace(
             model,
             shape={},
             host=_without_cache(model.host),
-            tensor_parallel={degree: tables for degree, tables in model.tensor_parallel.items() if degree == 1},
+            tensor_parallel={degree: tables for degree, tables in model.tensor_parallel.items() if degree == gpus},
         )
         for name, model in profile.models.items()
     }
@@ -255,7 +264,7 @@ def speed_of(runs: Iterable[ServedRun], profile: Profile) -> Card:
 
 
 def device_seconds(cost: ProfileCost, shapes: Iterable[BatchShape], pauses: Iterable[float]) -> NDArray[np.float64]:
-    """Returns the seconds of each of these iterations on one GPU, [iterations], with these pauses before them."""
+    """Returns the seconds of each of these iterations, [iterations], with these pauses before them."""
     clock = None if cost.power is None else GpuClock(cost.power)
     seconds = []
     for shape, pause in zip(shapes, pauses, strict=True):
@@ -264,5 +273,5 @@ def device_seconds(cost: ProfileCost, shapes: Iterable[BatchShape], pauses: Iter
         if clock is not None:
             clock.rest(pause)
             saved = clock.run(times.pace)
-        seconds.append(times.compute + times.embedding + times.head - saved)
+        seconds.append(times.compute + times.communication + times.embedding + times.head - saved)
     return np.array(seconds)

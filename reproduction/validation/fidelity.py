@@ -30,6 +30,7 @@ from reproduction.validation.compare import (
     by_card,
     card_of,
     compare,
+    gpus_of,
     pair,
     simulate,
     speed_of,
@@ -76,9 +77,9 @@ def main(
     if measured and measured[0].endswith(".json"):
         comparisons = [Path(file) for file in measured]
         if path:
-            again = stored_runs(comparisons[0], path, tables_of(profile))
-            origins = json.loads(comparisons[0].read_text(encoding="utf-8"))["measured"]
-            comparisons = [_write_compared(origins, again, profile, name, folder)]
+            content = json.loads(comparisons[0].read_text(encoding="utf-8"))
+            again = stored_runs(comparisons[0], path, tables_of(profile, gpus_of(content["cases"])))
+            comparisons = [_write_compared(content["measured"], again, profile, name, folder)]
         else:
             for result in pool(comparisons, profile.name).values():
                 show(result)
@@ -128,7 +129,7 @@ def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:
         batches, loads = [run["batch"] for run in runs], [run["load"] for run in runs if run["load"] is not None]
         compared[loop] = {
             "models": sorted({run["model"] for run in runs}),
-            "gpus": 1,
+            "gpus": gpus_of(result["cases"]),
             "largest_error": {name: round(error, 4) for name, error in result["largest_error"].items()},
             "runs": len(runs),
             "cards": len({origin.get("card", number) for number, origin in enumerate(result["measured"])}),

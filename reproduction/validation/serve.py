@@ -8,6 +8,7 @@ from typing import Any
 
 from cbatch import ModelSpec
 from cbatch.model.checkpoint import Vocabulary
+from cbatch.model.topology import Topology
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import Machine, build
 from experiments.settings.hardware import card_name, cost_model
@@ -52,9 +53,10 @@ def serve_cases(
             if machine is None or not fits or needed > machine.server.limits.max_request_tokens:
                 machine = None  # frees its memory for the next one
                 in_use.close()
-                machine = build(backend, spec, batch=case.batch, max_tokens=case.max_tokens, longest=needed)
+                limits = {"batch": case.batch, "max_tokens": case.max_tokens, "longest": needed}
+                machine = build(backend, spec, **limits, tensor_parallel=case.tensor_parallel)
                 if hardware:
-                    cost = cost_model(hardware, spec, max_batch=case.batch)
+                    cost = cost_model(hardware, spec, Topology(case.tensor_parallel), case.batch)
                     machine = machine._replace(server=replace(machine.server, cost=cost))
                 in_use.enter_context(closing(machine.server))
                 _compile(machine.laboratory(spec))
@@ -86,7 +88,7 @@ def serve(machine: Machine, spec: ModelSpec, case: Case, policy: str, requests: 
     blocks = {key: getattr(server.kv, key) for key in ("num_blocks", "block_size")}
     sizes = {"batch": limits.max_batch, **tokens, **blocks}
     settings = {"case": case.name, "policy": policy, "model": spec.name, **sizes, "load": case.load, "rate": case.rate}
-    settings["loop"] = case.loop
+    settings |= {"loop": case.loop, "tensor_parallel": case.tensor_parallel}
     prompt, output = min(WARM_UP[0], limits.max_request_tokens - WARM_UP[1]), WARM_UP[1]
     server.serve(make_policy(policy), equal_requests(limits.max_batch, prompt, output, vocabulary.size))
     asked = requests.requests(vocabulary)

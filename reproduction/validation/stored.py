@@ -9,20 +9,19 @@ from typing import Any
 from cbatch import ConfigError
 from cbatch.sim import load_profile
 from reproduction.validation.cases import CASES, SERVE, sizes, workload
-from reproduction.validation.compare import TARGETS, card_of, on_card, summarize, tables_of
+from reproduction.validation.compare import TARGETS, card_of, gpus_of, on_card, summarize, tables_of
 from reproduction.validation.runs import ServedRun, asked_run
 
 KNOWN = {case.name: case for case in CASES}
 
 
 def pool(files: Iterable[Path], profile: str) -> dict[str, dict[str, Any]]:
-    """Returns the comparisons of this profile in files of `bench fidelity` and `bench capacity` as one, of all their cards, by loop.
+    """Returns the comparisons of this profile in files of `bench fidelity` and `bench capacity` as one, of all their cards, by `Profile.compared`'s keys.
 
     Raises:
         ConfigError: a file cannot be read, or is of another profile.
     """
     loops: dict[str, dict[str, Any]] = {"async": {}, "sync": {}}
-    tables = tables_of(load_profile(profile))
     origins: list[dict[str, Any]] = []
     for file in files:
         try:
@@ -30,13 +29,16 @@ def pool(files: Iterable[Path], profile: str) -> dict[str, dict[str, Any]]:
             found = content.get("errors", {}).get("profile", content)  # at the profile's speed, not at the cards'
             if found["profile"] != profile:
                 raise ValueError(f"compares profile {found['profile']}, not {profile}")
+            gpus = gpus_of(found["cases"])
+            tables = tables_of(load_profile(profile), gpus)
             if found.get("tables", tables) != tables:
                 raise ValueError(f"was simulated with other tables of {profile}; give path=TRACE to simulate again")
             for name, policies in found["cases"].items():
                 case, card = card_of(name)
                 for policy, run in policies.items():
                     whole = {"batch": KNOWN[case].batch, "loop": KNOWN[case].loop} | run if "batch" not in run else run
-                    loops[whole["loop"]].setdefault(on_card(case, len(origins) + int(card)), {})[policy] = whole
+                    key = whole["loop"] + (f", {gpus} GPUs" if gpus > 1 else "")
+                    loops.setdefault(key, {}).setdefault(on_card(case, len(origins) + int(card)), {})[policy] = whole
             origins += content["measured"]
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"measured={file}: no comparison with this profile: {error!r}") from error
