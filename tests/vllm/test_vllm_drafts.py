@@ -17,6 +17,7 @@ import pytest
 from test_vllm_fuzz import STOP, Checked, Clients, check_nothing_is_lost, check_population
 from test_vllm_plans import Kept
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import RequestStatus
 from vllm_rig import Rig
 
 from cbatch import BatchShape, Limits, Plan, PlanError, Request, StepRecord, View
@@ -243,19 +244,61 @@ def test_a_request_left_out_keeps_its_drafts_only_where_the_scheduler_has_them(a
 def test_lookahead_tokens_have_blocks() -> None:
     """EAGLE writes 2 tokens ahead: with a prompt of 7, the next token needs 3 blocks of 4 tokens: for 8 and 2."""
     policy = Asks(0)
-    rig = rig_of(policy, Limits(4, 64, 60, max_drafts=2), lambda *_: [], num_blocks=4, num_ahead=2)
+    rig = rig_of(policy, Limits(4, 64, 60, max_drafts=2), lambda *_: [], num_blocks=5, num_ahead=2)
     rig.scheduler.add_request(rig.request(Request(0, 7, 4)))
     rig.step()
     view = rig.scheduler._planner.view
     request = next(iter(view.running))
-    assert view.kv.num_tokens == 14 and view.kv.num_lacking(request, 8) == view.num_lacking_a_block([request])
+    assert view.kv.num_tokens == 18 and view.kv.num_lacking(request, 8) == view.num_lacking_a_block([request])
     assert view.kv.num_held(request) + view.kv.num_lacking(request, 8) == 3
-    rig.scheduler.add_request(rig.request(newcomer := Request(1, 2, 1)))
+    rig.scheduler.add_request(rig.request(newcomer := Request(1, 3, 1)))
     [waiting], plan = view.waiting, view.plan()
     before = plan.free_blocks
-    assert (plan.add(waiting), before - plan.free_blocks) == (newcomer.num_prompt_tokens, 1), "2 tokens and 2 ahead"
+    assert (plan.add(waiting), before - plan.free_blocks) == (newcomer.num_prompt_tokens, 2), "3 tokens and 2 ahead"
     plan.reject(waiting, "")
     assert plan.free_blocks == before
+
+
+def test_survivals_are_each_requests_own_whatever_row_it_has() -> None:
+    """Request 0 has no draft accepted, request 1 all; request 2 comes when request 0 has ended, and has half of its drafts accepted.
+
+    Of its 4 tokens request 0 has 2, 1 and 0 drafts verified after the first: outcomes of the second and third iteration, of the first place only.
+    Each takes an eighth off: (7/8)^2 = 49/64. Request 1 tries both places in iterations 2 to 4. Each count of the run begins as 1.
+    """
+    rig = rig_of(Asks(2), Limits(4, 64, 60, max_drafts=2), lambda id_, known: guess(id_, known, (0, 2, 1)[int(id_)], 2))
+    first, second, third = Request(0, 4, 4), Request(1, 4, 40), Request(2, 4, 40)
+    survivals = rig.scheduler._planner.view.drafts.survivals
+    by_id = rig.scheduler._planner.population.by_id
+    for request in (first, second):
+        rig.scheduler.add_request(rig.request(request))
+    for _ in range(3):
+        rig.step()
+    assert survivals(by_id["0"]) == [49 / 64, 49 / 64] and survivals(by_id["1"]) == [1, 1]
+    rig.step()
+    assert [*by_id] == ["1"]
+    rig.scheduler.add_request(rig.request(third))
+    assert by_id["2"]._row == 0, "that of request 0"
+    assert survivals(by_id["2"]) == pytest.approx([4 / 6, 4 / 6 * 4 / 4]), "those of the run"
+    rig.step()
+    rig.step()  # when request 1 has tried four times, request 2 tries for the first time
+    assert survivals(by_id["1"]) == [1, 1]
+    one = 5 / 7 + (1 - 5 / 7) / 8
+    assert survivals(by_id["2"]) == pytest.approx([one, one * 7 / 8])
+
+
+def test_a_request_that_leaves_with_drafts_in_flight_has_none_accepted() -> None:
+    policy = Asks(2)
+    rig = rig_of(policy, Limits(4, 64, 60, max_drafts=2), lambda id_, known: guess(id_, known, 2, 2))
+    for id_ in (0, 1):
+        rig.scheduler.add_request(rig.request(Request(id_, 4, 20)))
+    rig.step()
+    rig.schedule()
+    rig.scheduler.finish_requests("0", RequestStatus.FINISHED_ABORTED)
+    rig.update()
+    counts, step = rig.scheduler.counts, policy.steps[-1]
+    assert (counts.drafts, counts.accepted_drafts) == (4, 2)
+    assert (step.num_drafted, step.num_drafts, step.num_accepted, step.num_sampled) == (2, 4, 2, 3)
+    assert rig.scheduler._planner.view.drafts.counts.tolist() == [[1, 1], [1, 1]]
 
 
 class Greedy:
