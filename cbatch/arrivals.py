@@ -155,7 +155,7 @@ class Streamed(Listed):
     def __init__(self, make: Callable[[], Iterable[Request]]) -> None:
         """
         Args:
-            make: makes the requests anew, in the order of their arrival times; called for the facts, and for the run.
+            make: returns new requests in the order of their arrival times; called once for the facts and once for the run.
 
         Raises:
             WorkloadError: a request arrives before an earlier one, or has a known id; also raised by `due`.

@@ -200,7 +200,7 @@ class Inbox:
     """The requests on their way to an engine, each kind in the order in which they came.
 
     offered: given by another engine. wanted: not computed yet; the engine reserves blocks first. kept: these blocks, by the request's id.
-    loading: blocks that are being copied. copied: ids of requests whose blocks are here; whoever copies adds them, and pokes the engine.
+    loading: blocks that are being copied. copied: ids of requests whose blocks are here; the copying thread adds them and wakes the engine.
     accepts: decides whether there is room for the next request. read: begins to copy the sender's blocks. drop: ends the lease of a request
     whose client has left. on_kept: called with a wanted request once its blocks are kept.
     """

@@ -23,7 +23,7 @@ from cbatch.request import Request
 
 
 class Phase(StrEnum):
-    """Of a replica's life: see `scaling`."""
+    """Where a replica is in its life: see `scaling`."""
 
     CLOSED = "closed"
     STARTING = "starting"
@@ -32,7 +32,7 @@ class Phase(StrEnum):
 
 
 class Role(StrEnum):
-    """Of a replica: whether it computes prompts up to the first token, continues requests of others, or does both."""
+    """What a replica does: compute prompts up to the first token, continue requests of other replicas, or both."""
 
     BOTH = "both"
     PREFILL = "prefill"

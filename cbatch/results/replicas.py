@@ -14,7 +14,7 @@ COLUMNS = (
     *("replica", "pool", "asked", "ready", "draining", "closed", "requests", "prompt_tokens", "output_tokens"),
     *("prefill_tokens", "paid_seconds", "dollars", "dollars_per_request", "dollars_per_million_tokens"),
 )
-"""Of replicas.csv, which has a row for each lifetime of a replica."""
+"""Columns of replicas.csv, which has a row for each lifetime of a replica."""
 
 
 def paid_shares(lives: Sequence[Life], window: Window, num_replicas: int) -> Floats:

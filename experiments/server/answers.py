@@ -162,7 +162,7 @@ def describe_error(error: Exception) -> tuple[int, str]:
     match error:
         case HTTPException():
             status, message = error.status_code, str(error.detail)
-        case CbatchError() | ClientDisconnect():  # nobody reads the answer after a disconnect
+        case CbatchError() | ClientDisconnect():  # after a disconnect the answer is not read
             status, message = 400, str(error)
         case _:
             traceback.print_tb(error.__traceback__)  # the message may contain a client's text

@@ -33,7 +33,7 @@ LOADS: dict[int, dict[str, tuple[int, ...]]] = {
 }
 """Requests per second, by GPUs and workload."""
 SECONDS = {2: 20, 8: 10}
-"""Of arrivals, by GPUs."""
+"""Seconds of arrivals, by GPUs."""
 HARDWARE = "h100"
 SETTINGS: dict[str, Any] = {
     "model": "llama-3.1-8b",

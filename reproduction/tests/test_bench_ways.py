@@ -19,7 +19,7 @@ EAGER = [way for way in WAYS.values() if way.compiled is None]
 @pytest.mark.long
 @pytest.mark.parametrize("way", [*EAGER, StaticWay({"backend": "aot_eager"}, torch.no_grad)])
 def test_a_static_cache_gives_the_tokens_of_generate(way: StaticWay) -> None:
-    """Of a second request, too, whose cache held the first one; its last stretch is timed apart."""
+    """The second request, too, whose cache held the first request, gets the tokens of `generate`. The last stretch is timed separately."""
     torch.compiler.reset()
     decoder, prompt = Decoder(load_spec("tiny"), way, 40, "cpu"), list(range(8))
     model: Any = decoder._model

@@ -153,7 +153,7 @@ def test_a_winner_counts_where_cards_differ_by_less_and_a_wrong_one_costs_what_i
 
 
 def test_no_winner_is_named_where_ranges_meet() -> None:
-    """Of simulated times from 1 to 2 and from 2 to 3, or to 4 from 2.5."""
+    """a is simulated at 1 to 2, b at 2 to 3 and c at 2.5 to 4: only a and c do not meet."""
     runs = {"a": (1.0, [0.0, 1.0]), "b": (2.0, [0.0, 0.5]), "c": (2.5, [0.0, 0.6])}
     cases = {
         name: {

@@ -52,7 +52,7 @@ def test_accepted_drafts_are_those_expected(tmp_path: Path, misprints: float, k:
 
 
 def test_outcomes_by_hand() -> None:
-    """Of 70 tokens the first has no draft, 17 verifications take 4 each, and the last has no room for a draft."""
+    """70 tokens: the first has no draft, 17 verifications yield 4 each, and the last has no room for a draft."""
     outcomes = expected_outcomes(Text(1, 2 * CYCLE, 70).requests(4 * CYCLE), 3)
     assert outcomes.tolist() == [[3, 3]] * 17
     assert not expected_outcomes(Text(1, 2 * CYCLE, 70).requests(4 * CYCLE), 0).size

@@ -49,7 +49,7 @@ def test_a_stored_comparison_is_of_the_shipped_tables(name: str) -> None:
 
 
 def test_every_stored_file_is_named_by_a_document_or_a_command() -> None:
-    """By its name, by `name=`, as a figure that is made, or by a pattern of the page of measured speed; else nobody reads it."""
+    """A file is named by its name, by `name=`, as a figure that is made, or by a pattern of the page of measured speed. Other files are not read."""
     sources = [path for folder in ("docs", "reproduction", "tests/support") for path in (ROOT / folder).rglob("*.*")]
     text = "\n".join(path.read_text() for path in sources if path.suffix in (".md", ".py", ".yaml"))
     patterns = [f"paper/{name}.*" for name in (*gallery.names(), *gallery.landscape())]

@@ -67,7 +67,7 @@ def asked(*arrivals: float) -> list[Request]:
 @pytest.mark.long
 @pytest.mark.parametrize("lies", [False, True])
 def test_routers_know_wrongly_and_tokens_stay(lies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of prompts that come twice, a lying index promises more tokens than a prompt has, at each busy replica."""
+    """Each prompt comes twice. A lying index promises more cached tokens than a prompt has, at each busy replica."""
     if lies:
         monkeypatch.setattr(ReplicaView, "cached_tokens", lambda view, request: view.num_unfinished and 1000)
     expected = [reference.output for reference in greedy_references(LLAMA)[:4]]

@@ -175,7 +175,7 @@ def test_mooncake_rejects_by_the_decoders_at_the_prefills_end(seconds: float, ro
 
 
 def test_taichi_prefills_where_the_objective_holds() -> None:
-    """Of two replicas that are predicted to meet 20 s, the one with fewer prompt tokens left; the output goes to small chunks."""
+    """Two replicas are predicted to meet 20 s: the one with fewer prompt tokens left prefills. The output goes to small chunks."""
     pools = [replica(left=[(1, 11)], prompt_tokens_left=11, kv_use=0.1)]
     pools += [replica(left=[(2, left)], prompt_tokens_left=left, kv_use=use) for left, use in ((5, 0.9), (3, 0.8))]
     asked = Request(0, 10, 5, slo=SLO(ttft=20.0))

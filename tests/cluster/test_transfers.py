@@ -115,7 +115,7 @@ def test_random_links_are_never_faster_than_alone() -> None:
 
 @pytest.mark.parametrize(("seconds", "visible"), [(0.5, 0.125), (3.0, 2.25)])
 def test_layers_are_sent_while_the_next_are_computed(seconds: float, visible: float) -> None:
-    """Of t seconds alone beside a prefill of c = 1 s and 4 layers, max(t/4, t - c*3/4) is left after it (C0)."""
+    """A transfer of t seconds beside a prefill of c = 1 s and 4 layers takes max(t/4, t - c*3/4) after the prefill (C0)."""
     request = Request(0, 8, 2)
     moves = Moves(1, Affine(0.0, seconds / 8), push=True, layers=4)
     (transfer,) = serve([replica(), replica()], [request], moves).record.transfers
@@ -228,7 +228,7 @@ def test_a_prefix_is_copied_before_the_prompt_is_computed(cached: bool, sent: in
     ("router", "counts"), [(RoundRobin(), [3, 3, 3, 3]), (LlmD({"session": 1}, seed=1), [6, 0, 6, 0])]
 )
 def test_stages_do_not_share_a_routers_memory(router: Router, counts: list[int]) -> None:
-    """Of two prefillers and two decoders: each serves half in turn; a session stays with its prefiller and with its decoder."""
+    """Two prefillers and two decoders: in turn, each serves half; a session stays with its prefiller and with its decoder."""
     requests = [Request(id_, 2, 2, arrival_time=10.0 * id_, session="a") for id_ in range(6)]
     cluster = serve(
         [replica() for _ in range(4)], requests, Moves(1, Affine(0.0, 0.0)), [*ROLES[:1] * 2, *ROLES[1:] * 2], router

@@ -158,7 +158,7 @@ def test_a_draft_is_received_if_all_before_it_are_right(guess: list[int], receiv
 
 
 def test_a_request_is_planned_again_while_its_drafts_are_in_flight() -> None:
-    """Of four drafts one is accepted, and of four more two; the second step starts at most 3 positions too far."""
+    """One of four drafts is accepted, then two of four more; the second step starts at most 3 positions too far."""
     engine, request = make([15, 99], [17, 18, 99], asynchronous=True)
     in_flight(engine)
     step = in_flight(engine)
@@ -185,7 +185,7 @@ def test_a_request_leaves_once_its_last_token_is_certainly_in_flight() -> None:
 
 
 def test_a_request_that_may_have_ended_is_not_ready() -> None:
-    """Of 7 tokens 1 is known, and 5 and 1 are in flight; when 4 of these are rejected, it goes on, and does not end at its limit."""
+    """At most 7 tokens: 1 is known, 5 and 1 are in flight. After 4 of these are rejected the request goes on, and does not end at its limit."""
     engine, request = make([99], max_new_tokens=7)
     in_flight(engine)
     assert (in_flight(engine).drafts.tolist(), request.num_tokens) == ([0], 11)
@@ -276,7 +276,7 @@ def test_a_moved_request_takes_its_known_tokens_along(absorbed: int, output: lis
 
 
 def test_blocks_and_tokens_limit_drafts_but_no_decode() -> None:
-    """Of 10 blocks, the tokens of three decodes leave one: the first has 2 drafts in it, the last one in its own block."""
+    """The tokens of three decodes leave one of 10 blocks: the first request has 2 drafts in it, the last request 1 in its own block."""
     engine, request = make(blocks=10, max_new_tokens=10)
     others = [Request(id_, 4, 10, prompt=PROMPT) for id_ in (8, 9)]
     engine.policy.asked = False  # type: ignore[attr-defined]
@@ -309,7 +309,7 @@ def test_a_plan_has_no_more_drafts_than_can_be_received(new: int, most: int) -> 
 
 
 def test_survivals_are_moving_means_and_begin_with_those_of_the_run() -> None:
-    """Of three drafts the first was accepted and the second not; nothing is known of the third."""
+    """Three drafts: the first was accepted, the second was not, and nothing is known of the third."""
     engine, request = make([15, 99, 17])
     assert engine.view.drafts.survivals(request) == [1.0] * 5
     engine.step()

@@ -198,7 +198,7 @@ def test_the_time_to_live_is_the_best_of_the_observed_pauses() -> None:
 
 @pytest.mark.parametrize("pause", [None, 3.0])
 def test_pauses_are_learned_from_the_next_turn(pause: float | None) -> None:
-    """Of the tool that the turn before called; the seconds since it ended, if the request does not say so itself. First turns teach nothing."""
+    """A turn's pause counts for the tool that the turn before called: the stated pause, or the seconds since that turn ended. First turns teach nothing."""
     pauses = Pauses()
     first = Request(0, 1, 1, session="s", extra={"tool": "ls"}, last=False, pause=0.0)
     second = Request(1, 1, 1, session="s", arrival_time=7.5, last=True, pause=pause)

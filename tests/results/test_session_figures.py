@@ -70,7 +70,7 @@ def figures(**options: Any) -> dict[str, Any]:
 
 
 def test_figures_of_sessions() -> None:
-    """Of main's 13 s a turn is unfinished from 0 to 2, from 4 to 8 and from 10 to 13; short has one turn of 3 s."""
+    """main takes 13 s: a turn is unfinished from 0 to 2, from 4 to 8 and from 10 to 13; short has one turn of 3 s."""
     found = figures(num_warming=1, num_evicted_blocks=0, block_size=4)
     assert (found["completed"], found["abandoned"]) == (2, 1)
     assert found["per_hour"] == pytest.approx(2 * 3600 / (13 - 0.5))

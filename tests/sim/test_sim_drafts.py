@@ -234,7 +234,7 @@ def test_survivals_of_a_recorded_run(tmp_path: Path) -> None:
 
 
 def test_a_draft_counts_if_its_predecessors_were_accepted() -> None:
-    """Of 3, 3, 1 and 1 drafts 1, 3, 1 and 0 are accepted: the first place was tried 4 times, the second twice, the third once."""
+    """1 of 3, 3 of 3, 1 of 1 and 0 of 1 drafts are accepted: the first place was tried 4 times, the second twice, the third once."""
     shares = Shares(3)
     shares.note(np.arange(4), np.arange(4), np.array([3, 3, 1, 1]), np.array([1, 3, 1, 0]))
     assert shares.counts.tolist() == [[3, 1, 1], [4, 2, 1]]

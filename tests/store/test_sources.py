@@ -64,7 +64,7 @@ def test_the_framework_is_the_code_that_makes_a_record(
 
 
 def test_a_router_that_is_named_counts() -> None:
-    """Of the cluster and of a pool."""
+    """The router of the cluster, and that of a pool."""
     backend = {"router": "dynamo", "pools": {"a": {"router": "preble"}, "b": {"router": {"_target_": "mine.Mine"}}}}
     assert {"policies.routers.dynamo", "policies.routers.preble"} <= set(sources_of({"backend": backend})["own"])
     assert sources_of({"backend": {"router": {"_target_": "cbatch.cluster.RoundRobin"}}})["own"] == {}

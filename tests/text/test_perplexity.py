@@ -27,7 +27,7 @@ from policies.evictions import LRU
 from policies.sarathi_serve import SarathiServe
 
 LENGTHS = (300, 640, 200)
-"""Of three texts. The second one begins with the first one, which the prefix cache then holds."""
+"""Tokens of three texts. The second begins with the first, which the prefix cache then holds."""
 CHUNKS = (640, 512, 256, 128, 64)
 MODES = ("sync", "async", "prefix cache")
 MODULES = ("json", "heapq", "textwrap", "bisect", "shlex", "string")

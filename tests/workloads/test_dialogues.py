@@ -86,7 +86,7 @@ def test_a_stop_string_is_no_part_of_the_answer(tmp_path: Path) -> None:
     stop = whole[3:5]
     lines = [says("hi", max_new_tokens=8, session="s", stop=stop), says("on", session="s")]
     first, second = serve(write(tmp_path, *lines))
-    assert first.finish_reason is FinishReason.LENGTH, "nobody looks for stop strings here"
+    assert first.finish_reason is FinishReason.LENGTH, "stop strings are not looked for here"
     assert Characters().decode(second.prompt or ()) == f"u:hi;a:{whole[: whole.index(stop)]};u:on;a:"
 
 
