@@ -53,7 +53,13 @@ def test_an_answer_sent_back_is_found_in_the_cache(
     monkeypatch.chdir(tmp_path)
     save_model_of_words(tmp_path / "model")
     prompt = " ".join(f"w{number}" for number in range(32))
-    cached = ("prefix_cache=true", "block_size=4", "batch=4", "time_scale=20"[: 99 * ("backend=sim" in arguments)])
+    cached = (
+        "prefix_cache=true",
+        "block_size=4",
+        "kv_tokens=4096",
+        "batch=4",
+        "time_scale=20"[: 99 * ("backend=sim" in arguments)],
+    )
     with in_thread(tmp_path / "run", "policy=orca", *filter(None, cached), *arguments) as server:
         first = server.ask(COMPLETIONS, {"prompt": prompt, "max_tokens": 32}).content
         assert (first["usage"]["prompt_tokens"], first["usage"]["completion_tokens"]) == (32, 32)

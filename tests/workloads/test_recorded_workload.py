@@ -22,7 +22,7 @@ from experiments.run import main
 from experiments.store.decisions_file import DecisionsWriter, read_decisions
 from experiments.workloads import RecordedSessions, TraceReplay
 
-MODEL = ("model.path=model", "batch=2", "prefix_cache=true", "block_size=4", "decisions=true")
+MODEL = ("model.path=model", "batch=2", "prefix_cache=true", "block_size=4", "kv_tokens=4096", "decisions=true")
 WORDS = [f"w{number}" for number in range(40)]
 
 
