@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from cbatch.calls import call
 from cbatch.errors import ConfigError, PolicyError
 from cbatch.executor import Step, Tokens
+from cbatch.model import ModelSpec
 from cbatch.request import FinishReason, Ints, Request
 from cbatch.request_table import ONE, ZERO, RequestTable
 from cbatch.survivals import Shares
@@ -117,6 +118,34 @@ class NgramDrafter(Drafter):
         places = -best % width + along(k)  # [requests, k]
         found = (best > (self.min_n - 1) * width) & (places < lengths[:, None])
         return texts.gather(1, places.clamp(max=width - 1).long()).masked_fill(~found, NO_DRAFT)
+
+
+class ModelDrafter(Drafter):
+    """Proposes the likeliest tokens of a smaller model with the same vocabulary: see `cbatch.runtime.draft_model`.
+
+    The executor loads the model, whole, on each device of the first stage. Raises ConfigError unless max_drafts >= 1.
+    """
+
+    name, needs_tokens = "model", True
+
+    def __init__(self, spec: ModelSpec, max_drafts: int = 3) -> None:
+        if max_drafts < 1:
+            raise ConfigError(f"drafter.max_drafts={max_drafts} must be at least 1; or give drafter=none")
+        self.spec, self.max_drafts = spec, max_drafts
+
+
+def draft_spec(drafter: Drafter | None, spec: ModelSpec) -> ModelSpec | None:
+    """Returns the shape of the draft model; None without one. Raises ConfigError if its vocabulary is not that of `spec`."""
+    if not isinstance(drafter, ModelDrafter):
+        return None
+    check_vocabulary(drafter.spec, spec)
+    return drafter.spec
+
+
+def check_vocabulary(draft: ModelSpec, spec: ModelSpec) -> None:
+    if draft.vocab_size != spec.vocab_size:
+        problem = f"has {draft.vocab_size} tokens, but model={spec.name} has {spec.vocab_size}"
+        raise ConfigError(f"drafter=model: the vocabulary of {draft.name} {problem}; choose a model of the same vocabulary")
 
 
 class Drafts:

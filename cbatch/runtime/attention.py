@@ -88,7 +88,7 @@ class ReferenceAttention:
     ) -> Tensor:
         output = torch.zeros_like(query)  # [tokens, heads, head dim]
         starts, contexts = batch.query_starts.tolist(), batch.context_lens.tolist()
-        singles = [row for row, context in enumerate(contexts) if starts[row + 1] - starts[row] == 1]
+        singles = [row for row, context in enumerate(contexts) if context and starts[row + 1] - starts[row] == 1]
         if singles:
             rows = torch.tensor(singles, device=query.device)
             tokens = batch.query_starts[rows]

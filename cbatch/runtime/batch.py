@@ -28,16 +28,21 @@ NOT_CARRIED = 0
 
 
 class Shape(NamedTuple):
-    """Padded size of an iteration; a CUDA graph can be captured for it. num_blocks: width of the block tables."""
+    """Padded size of an iteration; a CUDA graph can be captured for it.
+
+    num_blocks: width of the block tables. num_drafts: most drafts of a request.
+    """
 
     num_tokens: int
     num_rows: int
     num_blocks: int
+    num_drafts: int = 0
 
     @classmethod
     def of(cls, step: Step) -> "Shape":
-        """Returns the shape of the step, including the padding that its plan requests."""
-        return cls(step.pad_to, len(step.rows), step.pool.blocks_for(int((step.start + step.num_tokens).max())))
+        """Returns the shape of a split step, including the padding that its plan requests."""
+        width = step.pool.blocks_for(int((step.start + step.num_tokens).max()))
+        return cls(step.pad_to, len(step.rows), width, 0 if step.within is None else int(step.within.max()))
 
     @classmethod
     def largest(cls, limits: Limits, block_size: int) -> "Shape":
@@ -124,7 +129,7 @@ def device_views(buffer: torch.Tensor, shape: Shape) -> Fields[torch.Tensor]:
 
 def _views(buffer: Any, shape: Shape, float32: Any) -> Fields[Any]:
     """Splits the start of an int32 buffer (numpy array or tensor) into the fields of `shape`, without copying."""
-    tokens, rows, blocks = shape
+    tokens, rows, blocks, _ = shape
     sizes = {"query_starts": rows + 1, "seeds": 2 * rows, "block_tables": rows * blocks}
     parts: dict[str, Any] = {}
     begin = 0

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import torch
 from transformers import PreTrainedModel
 
+from cbatch.drafts import Drafter, draft_spec
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
@@ -16,7 +18,7 @@ from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.gpu.ranks import Meetings
 from cbatch.runtime.gpu.shards import ShardedModel, shard
 from cbatch.runtime.host_memory import check_host_memory, stage_copies
-from cbatch.runtime.iteration import EagerIteration
+from cbatch.runtime.iteration import EagerIteration, Model
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
 from cbatch.runtime.slots import make_slots
@@ -33,16 +35,26 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
 
     Raises:
         ModelError: the model cannot be built or loaded.
-        ConfigError: stages or ranks do not divide the model, or requests may be longer than the model's positions.
+        ConfigError: stages or ranks do not divide the model, requests may be longer than the model's positions, or the draft model has
+            another vocabulary.
         CapacityError: weights and KV cache exceed the machine's memory.
     """
-    check_fits(spec, limits, kv)
+    check_fits(spec, limits, kv, drafter=options.drafter)
     layers = split_layers(spec, limits.num_stages, options.layers)
     ranks = split_ranks(spec, options.tensor_parallel)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(min(torch.get_num_threads(), max(cores - 1, 1)))  # one core is left to the host for planning
     models = make_models(load_model(spec, CPU), spec, kv, layers, ranks, ReferenceAttention(), options)
-    return assemble(models, limits, options)
+    return assemble(models, limits, options, make_draft_models(options, spec, kv))
+
+
+def make_draft_models(options: Options, spec: ModelSpec, kv: KVSize) -> list[PagedModel]:
+    """Returns the drafter's model for each rank of the first stage, each with its own KV cache; empty without one."""
+    if (draft := draft_spec(options.drafter, spec)) is None:
+        return []
+    weights, attention = load_model(draft, CPU), ReferenceAttention()
+    caches = [PagedCache(draft, kv, CPU) for _ in range(options.tensor_parallel)]
+    return [PagedModel(weights, cache, attention, compiled=options.compiled) for cache in caches]
 
 
 def make_models(
@@ -72,27 +84,41 @@ def make_models(
     return stages
 
 
-def assemble(stages: Sequence[Sequence[PagedModel]], limits: Limits, options: Options = Options()) -> StreamExecutor:
-    """Returns a CPU executor for these models. stages: one model per rank, for each stage."""
+def assemble(
+    stages: Sequence[Sequence[PagedModel]],
+    limits: Limits,
+    options: Options = Options(),
+    draft_models: Sequence[PagedModel] = (),
+) -> StreamExecutor:
+    """Returns a CPU executor for these models. stages: one model per rank, for each stage. draft_models: see `make_draft_models`."""
     streams = Streams.of([ThreadStream(name) for name in stream_names(len(stages))])
     first = stages[0][0]
     devices = [[CPU] * len(models) for models in stages]
     slots = make_slots(limits, first.cache.size.block_size, devices, streams, first.hidden_size)
     iterations = [
-        EagerIteration(models, limits=limits, drafter=options.drafter, vocabulary=first.vocab_size) for models in stages
+        EagerIteration(models, limits=limits, drafter=options.drafter, vocabulary=first.vocab_size, draft_models=drafting)
+        for models, drafting in zip_longest(stages, [draft_models], fillvalue=())
     ]
     executor = StreamExecutor(streams, slots, iterations, options.drafter)
     executor.times_copies = options.times_copies
-    executor.caches = [[model.cache for model in models] for models in stages]
+    executor.caches = caches_of(stages, draft_models)
     executor.host_copies = stage_copies(executor.caches, lambda stage: ThreadStream(f"blocks {stage}"), len(slots))
     return executor
 
 
-def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, num_replicas: int = 1) -> None:
+def caches_of(stages: Sequence[Sequence[Model]], draft_models: Sequence[Model]) -> list[list[PagedCache]]:
+    """Returns the KV caches of each stage's ranks; in the first stage those of the draft models follow."""
+    first, *others = ([model.cache for model in models] for models in stages)
+    return [first + [model.cache for model in draft_models], *others]
+
+
+def check_fits(
+    spec: ModelSpec, limits: Limits, kv: KVSize, num_replicas: int = 1, drafter: Drafter | None = None
+) -> None:
     """Raises the ConfigError or CapacityError that `num_replicas` calls of `build` would raise, before weights are loaded."""
-    check_positions(spec, limits)
-    check_host_memory(spec, kv, num_replicas)
-    weights, cache = num_replicas * spec.weight_bytes, num_replicas * kv.num_tokens * spec.kv_bytes_per_token
+    specs = check_models(spec, limits, kv, drafter, num_replicas)
+    weights = num_replicas * sum(each.weight_bytes for each in specs)
+    cache = num_replicas * kv.num_tokens * sum(each.kv_bytes_per_token for each in specs)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
     if memory is not None and weights + cache > memory:
         several = num_replicas > 1
@@ -104,9 +130,17 @@ def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, num_replicas: int = 
         )
 
 
-def check_positions(spec: ModelSpec, limits: Limits) -> None:
-    if limits.max_request_tokens > spec.max_positions:
-        raise ConfigError(
-            f"max_request_tokens={limits.max_request_tokens} exceeds the {spec.max_positions} positions of model "
-            f"{spec.name}, or its sliding window; lower it or choose another model"
-        )
+def check_models(
+    spec: ModelSpec, limits: Limits, kv: KVSize, drafter: Drafter | None, num_replicas: int = 1
+) -> list[ModelSpec]:
+    """Returns the shapes of the model and of any draft model. Raises the errors of `check_fits`, but for the device's memory."""
+    draft = draft_spec(drafter, spec)
+    specs = [spec, *([] if draft is None else [draft])]
+    for each in specs:
+        if limits.max_request_tokens > each.max_positions:
+            raise ConfigError(
+                f"max_request_tokens={limits.max_request_tokens} exceeds the {each.max_positions} positions of model "
+                f"{each.name}, or its sliding window; lower it or choose another model"
+            )
+    check_host_memory(specs, kv, num_replicas)
+    return specs

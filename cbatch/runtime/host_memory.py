@@ -80,9 +80,9 @@ class HostBlocks:
         return piece[slot % self._per_piece]
 
 
-def check_host_memory(spec: ModelSpec, kv: KVSize, num_replicas: int = 1) -> None:
-    """Raises CapacityError if the memory for evicted blocks exceeds this machine's."""
-    needed = num_replicas * kv.num_host_blocks * kv.block_size * spec.kv_bytes_per_token
+def check_host_memory(specs: Sequence[ModelSpec], kv: KVSize, num_replicas: int = 1) -> None:
+    """Raises CapacityError if the memory for evicted blocks exceeds this machine's. specs: of the model and any draft model."""
+    needed = num_replicas * kv.num_host_blocks * kv.block_size * sum(spec.kv_bytes_per_token for spec in specs)
     if (
         needed
         and hasattr(os, "sysconf")

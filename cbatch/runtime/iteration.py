@@ -15,7 +15,8 @@ from cbatch.limits import Limits
 from cbatch.model import Layers
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Extents, Fields, Shape, Work, device_views
-from cbatch.runtime.carry import Drafting, carry_over, step_back
+from cbatch.runtime.carry import Drafting, Proposer, TextProposer, carry_over, step_back
+from cbatch.runtime.draft_model import ModelProposer
 from cbatch.runtime.gpu.ranks import Steps, lockstep
 from cbatch.runtime.sampling import sample, uniform
 from cbatch.runtime.slots import RankSlot, StageSlot
@@ -62,12 +63,19 @@ class EagerIteration:
         limits: Limits | None = None,
         drafter: Drafter | None = None,
         vocabulary: int = 2**31 - 1,
+        draft_models: Sequence[Model] = (),
     ) -> None:
-        """models: one per rank. send: writes drawn tokens to their destination, like `copy`. limits, drafter: None: no drafts. vocabulary: its size, to check drafts."""
-        self.models = models
+        """
+        models: one per rank. send: writes drawn tokens to their destination, like `copy`. limits, drafter: None: no drafts. vocabulary: its size, to
+        check drafts. draft_models: one per rank, in the first stage, if the drafter is a model.
+        """
+        self.models, self.draft_models = models, draft_models
         self._drafting: Sequence[Drafting] = ()
         if limits is not None and drafter is not None:
-            self._drafting = [Drafting(drafter, model.cache.texts, limits, vocabulary) for model in models]
+            texts = [model.cache.texts for model in models]
+            proposers: list[Proposer] = [ModelProposer(model) for model in draft_models]
+            proposers = proposers or [TextProposer(drafter, of_rank, limits, vocabulary) for of_rank in texts]
+            self._drafting = [Drafting(*source, limits) for source in zip(proposers, texts, strict=True)]
         self.is_last = models[0].layers.is_last
         self._is_first = models[0].layers.is_first
         self._send = send
@@ -91,7 +99,7 @@ class EagerIteration:
         if not self._is_first:
             inputs = rank.arriving[:num_tokens]
         elif self._drafting:
-            inputs = self._drafting[index].begin(batch, rank)
+            inputs = self._drafting[index].begin(batch, rank, work)
         else:
             inputs = carry_over(batch.token_ids, batch.carry, rank.arriving)
         if self._drafting and not self._is_first:

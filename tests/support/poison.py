@@ -43,7 +43,7 @@ def poison(executor: StreamExecutor) -> None:
             for device in {rank.device.device for stage in slot.stages for rank in stage.ranks}:
                 torch.cuda.synchronize(device)
     for iteration in executor._iterations:
-        models = iteration.models if isinstance(iteration, EagerIteration) else ()
+        models = [*iteration.models, *iteration.draft_models] if isinstance(iteration, EagerIteration) else ()
         for cache in (model.cache for model in models):  # type: ignore[attr-defined]
             cache.keys.fill_(torch.nan)
             cache.values.fill_(torch.nan)

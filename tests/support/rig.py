@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from any_order import AnyOrderStream
 from fuzz_policy import FuzzPolicy
@@ -22,9 +22,11 @@ from cbatch.drafts import Drafter
 from cbatch.kv import KVSize, PrefixPool
 from cbatch.model import ModelSpec
 from cbatch.runtime.attention import ReferenceAttention
+from cbatch.runtime.cpu import caches_of, make_draft_models
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.host_memory import stage_copies
 from cbatch.runtime.iteration import EagerIteration
+from cbatch.runtime.options import Options
 from cbatch.runtime.slots import Slot, make_slots
 from cbatch.runtime.streams import Stream, Streams, ThreadStream, stream_names
 
@@ -151,9 +153,13 @@ def build(
     stages = stage_models(spec, kv, ReferenceAttention(), num_stages, sizes, num_ranks)
     drafter = (drafter or Guesses(references)) if max_drafts else None
     made = PoisonedIteration if poison else kind
-    iterations = [made(models, limits=limits, drafter=drafter) for models in stages]
+    draft_models = make_draft_models(Options(drafter=drafter, tensor_parallel=num_ranks), spec, kv)
+    iterations = [
+        made(models, limits=limits, drafter=drafter, draft_models=drafting)
+        for models, drafting in zip_longest(stages, [draft_models], fillvalue=())
+    ]
     executor = StreamExecutor(streams, slots, iterations, drafter)
-    caches = [[model.cache for model in models] for models in stages]
+    executor.caches = caches = caches_of(stages, draft_models)
     executor.host_copies = stage_copies(caches, lambda stage: beside(streams.d2h, f"blocks {stage}"), len(slots))
     if poison:
         poison_executor(executor)
