@@ -145,7 +145,9 @@ def draft_spec(drafter: Drafter | None, spec: ModelSpec) -> ModelSpec | None:
 def check_vocabulary(draft: ModelSpec, spec: ModelSpec) -> None:
     if draft.vocab_size != spec.vocab_size:
         problem = f"has {draft.vocab_size} tokens, but model={spec.name} has {spec.vocab_size}"
-        raise ConfigError(f"drafter=model: the vocabulary of {draft.name} {problem}; choose a model of the same vocabulary")
+        raise ConfigError(
+            f"drafter=model: the vocabulary of {draft.name} {problem}; choose a model of the same vocabulary"
+        )
 
 
 class Drafts:

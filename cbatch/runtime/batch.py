@@ -42,7 +42,7 @@ class Shape(NamedTuple):
     def of(cls, step: Step) -> "Shape":
         """Returns the shape of a split step, including the padding that its plan requests."""
         width = step.pool.blocks_for(int((step.start + step.num_tokens).max()))
-        return cls(step.pad_to, len(step.rows), width, 0 if step.within is None else int(step.within.max()))
+        return cls(step.pad_to, len(step.rows), width, most_drafts(step))
 
     @classmethod
     def largest(cls, limits: Limits, block_size: int) -> "Shape":
@@ -54,6 +54,11 @@ class Shape(NamedTuple):
     def size(self) -> int:
         """Returns the number of int32 words in the packed buffer."""
         return 5 * self.num_tokens + 8 * self.num_rows + 1 + self.num_rows * self.num_blocks
+
+
+def most_drafts(step: Step) -> int:
+    """Returns the most drafts of a request of a split step."""
+    return 0 if step.within is None else int(step.within.max())
 
 
 @dataclass(frozen=True, slots=True)

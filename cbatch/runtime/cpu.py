@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from itertools import zip_longest
 
 import torch
 from transformers import PreTrainedModel
@@ -96,8 +95,14 @@ def assemble(
     devices = [[CPU] * len(models) for models in stages]
     slots = make_slots(limits, first.cache.size.block_size, devices, streams, first.hidden_size)
     iterations = [
-        EagerIteration(models, limits=limits, drafter=options.drafter, vocabulary=first.vocab_size, draft_models=drafting)
-        for models, drafting in zip_longest(stages, [draft_models], fillvalue=())
+        EagerIteration(
+            models,
+            limits=limits,
+            drafter=options.drafter,
+            vocabulary=first.vocab_size,
+            draft_models=() if stage else draft_models,
+        )
+        for stage, models in enumerate(stages)
     ]
     executor = StreamExecutor(streams, slots, iterations, options.drafter)
     executor.times_copies = options.times_copies

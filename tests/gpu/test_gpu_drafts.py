@@ -20,7 +20,7 @@ from tiny_models import LONGEST_OUTPUT, greedy_references, sampled_references
 
 from cbatch import Server
 from cbatch.arrivals import Listed
-from cbatch.drafts import NgramDrafter
+from cbatch.drafts import ModelDrafter, NgramDrafter
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.runtime.attention import ReferenceAttention
@@ -28,6 +28,7 @@ from cbatch.runtime.batch import Extents
 from cbatch.runtime.fast.attention.triton_decodes import Decodes
 from cbatch.runtime.gpu import build as gpu
 from cbatch.runtime.options import Options
+from policies.evictions import LRU
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -79,6 +80,38 @@ def test_every_policy_with_drafts_gives_the_same_tokens(
     executor.close()
     assert num_drafts > num_accepted > 100
     assert (executor.iteration.num_eager == 0) == (graphs == "all")
+
+
+@pytest.mark.parametrize(("num_stages", "num_ranks"), LAYOUTS)
+@pytest.mark.parametrize("graphs", ["off", "all"])
+@pytest.mark.parametrize("spec", [TINY_LLAMA, TINY_QWEN3], ids=lambda spec: spec.name)
+def test_a_model_drafts_for_itself_and_for_another(
+    spec: ModelSpec, graphs: Any, num_stages: int, num_ranks: int, checkpoints: Path
+) -> None:
+    """A draft model that is the target has all of its drafts accepted, whatever was computed, found or preempted before; another has few."""
+    target, references = with_same_weights(spec, checkpoints), greedy_references(spec)
+    limits, size = replace(LIMITS, num_stages=num_stages, max_drafts=3), KVSize(AMPLE, BLOCK_SIZE)
+    for draft in (target, replace(TINY_LLAMA, name="other", num_layers=1, seed=5)):
+        options = Options(graphs=graphs, tensor_parallel=num_ranks, drafter=ModelDrafter(draft))
+        executor = poisoned(gpu.build, target, limits, size, options)
+        num_drafts = num_accepted = 0
+        for name, make in POLICIES.items():
+            for asynchronous, num_blocks in ((False, AMPLE), (True, AMPLE), (True, SCARCE)):
+                requests = [each.request(index, 1 + index % LONGEST_OUTPUT) for index, each in enumerate(references)]
+                policy = make() if name == "fuzz" else Speculating(make())
+                kv = KVSize(num_blocks, BLOCK_SIZE)
+                server = Server(executor, limits, UnitCost(), kv, asynchronous, prefix_cache=LRU())
+                record = server.serve(policy, Listed(requests, {index: index // 2 for index in range(len(requests))}))
+                what = f"{name}, asynchronous={asynchronous}, {num_blocks} blocks"
+                assert [request.output for request in requests] == expected_of(references), what
+                drafts, accepted = (
+                    sum(getattr(step, f"num_{kind}") for step in record.steps) for kind in ("drafts", "accepted")
+                )
+                assert draft is not target or drafts == accepted, what
+                num_drafts, num_accepted = num_drafts + drafts, num_accepted + accepted
+        executor.close()
+        assert num_drafts > 100 and (draft is target or num_accepted < num_drafts / 2)
+        assert (executor.iteration.num_eager == 0) == (graphs == "all")
 
 
 @pytest.mark.parametrize("drafter", [None, NgramDrafter(3, 1, 2)], ids=["guesses", "ngram"])

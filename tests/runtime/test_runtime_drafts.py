@@ -1,6 +1,8 @@
 """Drafts on the device: carried over and made without the host."""
 
+from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,9 @@ from cbatch.drafts import Drafter, NgramDrafter
 from cbatch.kv import Copies, KVSize
 from cbatch.runtime import cpu
 from cbatch.runtime.attention import PagedCache
-from cbatch.runtime.batch import Shape, device_views
-from cbatch.runtime.carry import Drafting
+from cbatch.runtime.batch import Extents, Shape, Work, device_views
+from cbatch.runtime.carry import Drafting, TextProposer
+from cbatch.runtime.draft_model import ModelProposer
 from cbatch.runtime.host_memory import HostBlocks
 from cbatch.runtime.options import Options
 from cbatch.runtime.sampling import uniform
@@ -37,20 +40,38 @@ class OnDevice(TorchDispatchMode):
         return result
 
 
+class Zeros:
+    """Stands for a model whose kernels need a GPU."""
+
+    cache = SimpleNamespace(size=KVSize(10, 16))
+
+    def steps(self, inputs: torch.Tensor, batch: Any, bounds: Any) -> Iterator[None]:
+        yield
+        return inputs.new_zeros((len(batch.context_lens), 96))
+
+    def choose(self, logits: torch.Tensor, out: torch.Tensor) -> Iterator[None]:
+        yield from ()
+        out.copy_(logits.argmax(-1))
+
+
 @pytest.mark.parametrize("num_tokens", [8, 40])
 @pytest.mark.parametrize(
-    "drafter", [NgramDrafter(3, 2, 4), Guesses([Reference([1, 2], Sampling(), [3, 4])])], ids=["ngram", "guesses"]
+    "drafter",
+    [NgramDrafter(3, 2, 4), Guesses([Reference([1, 2], Sampling(), [3, 4])]), Zeros()],
+    ids=lambda drafter: type(drafter).__name__,
 )
-def test_a_graph_can_capture_drafts(drafter: Drafter, num_tokens: int) -> None:
+def test_a_graph_can_capture_drafts(drafter: Any, num_tokens: int) -> None:
     """Nothing is read from the device or copied to it, and no shape depends on values: a device without memory stands for a GPU."""
-    limits, shape, meta = Limits(4, 64, 64, max_drafts=3), Shape(num_tokens, 8, 4), torch.device("meta")
+    limits, meta = Limits(4, 64, 64, max_drafts=3), torch.device("meta")
+    work = Work(shape := Shape(num_tokens, 8, 4, 3), Extents(num_tokens - 7, 64, 4), False)
     texts = torch.zeros((11, 16), dtype=torch.int32, device=meta)
     rank = RankSlot(0, Shape(64, 16, 4), meta, 8)
     rank.arriving, rank.arriving_guesses, rank.guesses = torch.zeros((3, 1 + 16 + 3), dtype=torch.int32, device=meta)
-    batch, drafting = device_views(rank.device, shape), Drafting(drafter, texts, limits)
-    drafting.begin(batch, rank)  # what a drafter keeps is made before the capture
+    proposer = ModelProposer(drafter) if isinstance(drafter, Zeros) else TextProposer(drafter, texts, limits)
+    batch, drafting = device_views(rank.device, shape), Drafting(proposer, texts, limits)
+    drafting.begin(batch, rank, work)  # what a drafter keeps is made before the capture
     with OnDevice():
-        inputs = drafting.begin(batch, rank)
+        inputs = drafting.begin(batch, rank, work)
         uniform(batch.seeds, batch.context_lens)
     assert inputs.shape == (num_tokens,) and inputs.device == meta
 

@@ -9,7 +9,7 @@ import torch
 
 from cbatch.limits import Limits
 from cbatch.runtime.batch import Extents, Shape, Work
-from cbatch.runtime.fast.graph_shapes import MeasuredGraphs, mixed_sizes, without_slow
+from cbatch.runtime.fast.graph_shapes import MeasuredGraphs, default_shapes, mixed_sizes, without_slow
 from cbatch.runtime.graphs import Captured, GraphedIteration, max_chunks
 
 
@@ -44,7 +44,7 @@ def test_a_step_takes_the_first_shape_for_its_tokens_and_chunks(monkeypatch: pyt
     def size_of(pad_to: int, num_chunks: int, decodes: int = 0) -> int | None:
         rows = num_chunks + decodes
         step: Any = SimpleNamespace(
-            pad_to=pad_to, rows=range(rows), num_tokens=np.array([2] * num_chunks + [1] * decodes)
+            pad_to=pad_to, rows=range(rows), num_tokens=np.array([2] * num_chunks + [1] * decodes), within=None
         )
         shape: Shape | None = iteration.shape(step)
         return shape and shape.num_tokens
@@ -59,6 +59,39 @@ def test_sizes_are_every_tile_above_the_batch() -> None:
     assert mixed_sizes(Limits(48, 4096, 4096, tile=128)) == [128, 192, *range(256, 2049, 128)]
     assert mixed_sizes(Limits(200, 1024, 4096, tile=128)) == list(range(256, 1025, 128))
     assert mixed_sizes(Limits(48, 4096, 4096, tile=128, graph_sizes=(32, 4096, 8192))) == [4096]
+
+
+def test_a_step_takes_a_graph_with_the_fewest_passes_of_a_draft_model_that_it_needs() -> None:
+    """Of 2 requests with up to 3 drafts: as many rows as the drafts of each number need, and mixed graphs without drafts or with the most."""
+    shapes = default_shapes(Limits(2, 64, 64, tile=32, max_drafts=3), 16, "all", range(3))
+    sizes = [(shape.num_tokens, shape.num_rows, shape.num_drafts) for shape in shapes]
+    decodes = [
+        (1, 1, 0),
+        (2, 2, 0),
+        (2, 2, 1),
+        (4, 4, 1),
+        (4, 4, 2),
+        (6, 6, 2),
+        (1, 1, 3),
+        (2, 2, 3),
+        (4, 4, 3),
+        (8, 8, 3),
+    ]
+    assert sizes == [*decodes, *((size, 8, number) for number in (0, 3) for size in (32, 48, 64))]
+    iteration = GraphedIteration.__new__(GraphedIteration)
+    iteration.shapes = sorted(shapes)
+
+    def chosen(*within: int, pad_to: int | None = None) -> tuple[int, ...]:
+        step: Any = SimpleNamespace(
+            pad_to=pad_to or len(within), rows=within, num_tokens=np.array([1] * len(within)), within=np.array(within)
+        )
+        shape = iteration.shape(step)
+        return shape.num_tokens, shape.num_drafts
+
+    assert chosen(0, 1, 0) == (4, 1)
+    assert chosen(0, 1, 0, 1, 2) == (6, 2)
+    assert chosen(0, 1, 2, 3, 0, 1, 2) == (8, 3)
+    assert (chosen(0, 0, pad_to=40), chosen(0, 1, pad_to=40)) == ((48, 0), (48, 3))
 
 
 def test_more_chunks_than_a_graph_holds_run_eagerly_though_the_shape_is_the_same() -> None:

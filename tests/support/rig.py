@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 
 from any_order import AnyOrderStream
 from fuzz_policy import FuzzPolicy
@@ -155,8 +155,8 @@ def build(
     made = PoisonedIteration if poison else kind
     draft_models = make_draft_models(Options(drafter=drafter, tensor_parallel=num_ranks), spec, kv)
     iterations = [
-        made(models, limits=limits, drafter=drafter, draft_models=drafting)
-        for models, drafting in zip_longest(stages, [draft_models], fillvalue=())
+        made(models, limits=limits, drafter=drafter, draft_models=() if stage else draft_models)
+        for stage, models in enumerate(stages)
     ]
     executor = StreamExecutor(streams, slots, iterations, drafter)
     executor.caches = caches = caches_of(stages, draft_models)

@@ -16,13 +16,16 @@ class MeasuredGraphs(GraphedIteration):
     """Times the graphs after capture, and drops slow shapes of mixed iterations."""
 
     def _choose(self, shapes: Sequence[Shape]) -> Sequence[Shape]:
-        mixed = without_slow({shape: self._replay_seconds(shape) for shape in shapes if not is_decode(shape)})
-        return [shape for shape in shapes if is_decode(shape) or shape in mixed]
+        kept = {shape for shape in shapes if is_decode(shape)}
+        for number in {shape.num_drafts for shape in shapes}:
+            mixed = [shape for shape in shapes if shape.num_drafts == number and not is_decode(shape)]
+            kept |= without_slow({shape: self._replay_seconds(shape) for shape in mixed}).keys()
+        return [shape for shape in shapes if shape in kept]
 
     @property
     def mixed_sizes(self) -> tuple[int, ...]:
         """Returns the numbers of tokens of the captured shapes for mixed iterations, ascending."""
-        return tuple(shape.num_tokens for shape in self.shapes if not is_decode(shape))
+        return tuple(sorted({shape.num_tokens for shape in self.shapes if not is_decode(shape)}))
 
     def _replay_seconds(self, shape: Shape) -> float:
         """Returns the duration of the faster of two replays on padding, in seconds."""
@@ -54,14 +57,23 @@ def without_slow(seconds: Mapping[Shape, float]) -> dict[Shape, float]:
     return dict(reversed(kept.items()))
 
 
-def default_shapes(limits: Limits, block_size: int, which: str) -> list[Shape]:
-    """Returns the shapes to capture: decodes up to the full batch, and mixed iterations of a few tiles. which: "off", "decode" or "all"."""
-    width = Shape.largest(limits, block_size).num_blocks
+def default_shapes(limits: Limits, block_size: int, which: str, fewer: Sequence[int] = ()) -> list[Shape]:
+    """Returns the shapes to capture: decodes up to the full batch, and mixed iterations of a few tiles.
+
+    which: "off", "decode" or "all". fewer: numbers of drafts that have decode-only graphs beside the most; mixed iterations have the first alone.
+    """
+    width, most = Shape.largest(limits, block_size).num_blocks, limits.max_drafts
     if which == "off":
         return []
-    shapes = [Shape(rows, rows, width) for rows in decode_sizes(limits.max_batch, limits.max_rows)]
+    shapes = [
+        Shape(rows, rows, width, drafts)
+        for drafts in (*fewer, most)
+        for rows in decode_sizes(limits.max_batch, min(limits.max_batch * (1 + drafts), limits.max_rows))
+        if rows > drafts or drafts == most
+    ]
     if which == "all":  # a mixed iteration has fewer rows than tokens
-        shapes += [Shape(size, min(limits.max_rows, size - 1), width) for size in mixed_sizes(limits)]
+        sizes = [(size, min(limits.max_rows, size - 1)) for size in mixed_sizes(limits)]
+        shapes += [Shape(*size, width, drafts) for drafts in (*fewer[:1], most) for size in sizes]
     return shapes
 
 

@@ -1,13 +1,14 @@
 """Real tokens on a GPU: CUDA streams, the fused model, captured graphs, and the fastest attention that fits."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import cast
 
 import torch
 from transformers import PreTrainedModel
 
-from cbatch.drafts import Drafter
+from cbatch.drafts import Drafter, ModelDrafter, draft_spec
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
@@ -15,7 +16,7 @@ from cbatch.model import Layers, ModelSpec, Rank, split_layers
 from cbatch.model.checkpoint import CHECKPOINT_FAMILIES
 from cbatch.model.topology import share_of, split_ranks
 from cbatch.runtime.attention import PagedCache
-from cbatch.runtime.cpu import check_positions
+from cbatch.runtime.cpu import caches_of, check_models
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.fast.argmax import argmax
 from cbatch.runtime.fast.attention.choice import choose_attention
@@ -26,7 +27,7 @@ from cbatch.runtime.gpu.devices import CudaClock, CudaStream, choose_devices, fr
 from cbatch.runtime.gpu.memory import TOO_LARGE, check_memory, kv_tokens_that_fit
 from cbatch.runtime.gpu.peers import send
 from cbatch.runtime.gpu.shards import draw_shard, shard
-from cbatch.runtime.host_memory import check_host_memory, stage_copies
+from cbatch.runtime.host_memory import stage_copies
 from cbatch.runtime.iteration import EagerIteration, Send, copy
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
@@ -55,7 +56,7 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
 
     Raises:
         ConfigError: GPUs are missing or not connected, no attention kernel fits, there are more stages than layers, the ranks do not
-            divide the heads, or requests may be longer than the model's positions.
+            divide the heads, requests may be longer than the model's positions, or the draft model has another vocabulary.
         ModelError: the model cannot be built, loaded or captured.
         CapacityError: weights, KV cache and iterations exceed a GPU's memory.
     """
@@ -63,16 +64,25 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
     devices = choose_devices(limits.num_stages, options.tensor_parallel)
     try:
         stages, *kernels = _load(spec, limits, kv, devices, options)
+        draft_models = _load_draft_models(spec, limits, kv, devices, options)
         streams = make_streams(devices)
         slots = make_slots(limits, kv.block_size, devices, streams, spec.hidden_size)
     except torch.cuda.OutOfMemoryError as error:
         need = f"model {spec.name} with a KV cache of {kv.num_tokens} tokens"
         raise CapacityError(f"{need} exceeds the GPU's memory; lower kv_tokens") from error
     synchronize(devices)  # weights, cache and slots were filled on the default streams
-    shapes = default_shapes(limits, kv.block_size, options.graphs)
+    # Passes of a draft model cost their time in each graph, so there are graphs with fewer.
+    fewer = range(limits.max_drafts if draft_models else 0)
+    shapes = default_shapes(limits, kv.block_size, options.graphs, fewer)
     iterations = [
         MeasuredGraphs(
-            EagerIteration(models, send=_sender(devices), limits=limits, drafter=options.drafter),
+            EagerIteration(
+                models,
+                send=_sender(devices),
+                limits=limits,
+                drafter=options.drafter,
+                draft_models=() if stage else draft_models,
+            ),
             [slot.stages[stage] for slot in slots],
             cast(CudaStream, stream).streams,
             [model.cache for model in models],
@@ -88,7 +98,7 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
     executor = GpuExecutor(streams, slots, iterations, *kernels)
     executor.drafter = options.drafter
     executor.times_copies = options.times_copies
-    executor.caches = [[model.cache for model in models] for models in stages]
+    executor.caches = caches_of(stages, draft_models)
     executor.host_copies = stage_copies(
         executor.caches, lambda stage: CudaStream([CudaClock(device) for device in devices[stage]]), len(slots)
     )
@@ -97,17 +107,18 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
 
 def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Options()) -> None:
     """Raises the ConfigError, ModelError or CapacityError that `build` would raise, before weights are loaded."""
-    check_positions(spec, limits)
-    check_host_memory(spec, kv)
-    if (drafter := options.drafter) is not None and type(drafter).propose_each is Drafter.propose_each:
+    drafter = options.drafter
+    check_models(spec, limits, kv, drafter)
+    proposes_one = drafter is not None and type(drafter).propose_each is Drafter.propose_each
+    if proposes_one and not isinstance(drafter, ModelDrafter):
         remedy = "define propose_each with operations of PyTorch, or give backend=cpu"
         raise ConfigError(f"drafter {type(drafter).__name__} proposes for one request at a time, on a CPU; {remedy}")
-    check_memory(spec, limits, kv.num_tokens, *_parts(spec, limits, options))
+    check_memory(spec, limits, kv.num_tokens, *_parts(spec, limits, options), draft_spec(drafter, spec))
 
 
 def kv_tokens_beside(spec: ModelSpec, limits: Limits, options: Options = Options()) -> int:
     """Returns the tokens of KV cache that fit on the GPUs beside the model. Raises CapacityError if none fits."""
-    return kv_tokens_that_fit(spec, limits, *_parts(spec, limits, options))
+    return kv_tokens_that_fit(spec, limits, *_parts(spec, limits, options), draft_spec(options.drafter, spec))
 
 
 def _parts(spec: ModelSpec, limits: Limits, options: Options) -> tuple[list[Layers], list[int], int]:
@@ -160,6 +171,16 @@ def _load(
                 )
             )
     return stages, str(chosen[0][0]), f"cuBLAS (no quack: {no_quack})" if no_quack else "quack"
+
+
+def _load_draft_models(
+    spec: ModelSpec, limits: Limits, kv: KVSize, devices: Devices, options: Options
+) -> list[FusedModel | PagedModel]:
+    """Returns the drafter's model, whole, for each rank of the first stage; empty without one."""
+    if (draft := draft_spec(options.drafter, spec)) is None:
+        return []
+    whole, limits = replace(options, tensor_parallel=1, layers=None), replace(limits, num_stages=1)
+    return [_load(draft, limits, kv, [[device]], whole)[0][0][0] for device in devices[0]]
 
 
 def _weights(

@@ -1,7 +1,8 @@
 """Estimates the GPU memory of an executor before allocating it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from cbatch.errors import CapacityError
@@ -35,8 +36,13 @@ class Needs(NamedTuple):
     activations: int
 
 
-def needs(spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Layers, num_ranks: int = 1) -> Needs:
-    """Returns the bytes of one rank's share of a stage: weights, KV cache and the largest iteration."""
+def needs(
+    spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Layers, num_ranks: int = 1, draft: ModelSpec | None = None
+) -> Needs:
+    """Returns the bytes of one rank's share of a stage: weights, KV cache and the largest iteration.
+
+    draft: a draft model, whole on each rank of the first stage.
+    """
     size = DTYPE_BYTES[spec.dtype]
     share = share_of(spec, Rank(num_ranks - 1, num_ranks))  # the last rank has the largest share
     if num_ranks > 1:  # a rank's part of a tied head is a copy
@@ -50,7 +56,11 @@ def needs(spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Layers, num_r
     activations = round(tokens * (1 + GRAPH_SHARE)) + logits + arriving + boxes + drafts
     weights = layers.weight_bytes(share) + embedding
     kv_bytes = share.kv_bytes_per_token * layers.size // layers.total  # per token in this stage
-    return Needs(weights, kv_tokens * kv_bytes, activations)
+    need = Needs(weights, kv_tokens * kv_bytes, activations)
+    if draft is None or not layers.is_first:
+        return need
+    more = needs(draft, limits, kv_tokens, Layers(0, draft.num_layers, draft.num_layers))
+    return Needs(*map(sum, zip(need, more, strict=True)))
 
 
 def box_rows(limits: Limits) -> int:
@@ -59,16 +69,25 @@ def box_rows(limits: Limits) -> int:
 
 
 def check_memory(
-    spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Sequence[Layers], free: Sequence[int], num_ranks: int = 1
+    spec: ModelSpec,
+    limits: Limits,
+    kv_tokens: int,
+    layers: Sequence[Layers],
+    free: Sequence[int],
+    num_ranks: int = 1,
+    draft: ModelSpec | None = None,
 ) -> None:
     """Raises CapacityError if a stage's GPU has too little free memory. The message states the need and the remedy.
 
-    layers, free: layers and free bytes of each stage. num_ranks: ranks per stage, which share the stage's weights and cache.
+    layers, free: layers and free bytes of each stage. num_ranks: ranks per stage, which share the stage's weights and cache. draft: see `needs`.
     """
     for stage, (part, left) in enumerate(zip(layers, free, strict=True)):
         where = f"stage {stage} of " if len(layers) > 1 else ""
-        whose = f"{'each rank of ' if num_ranks > 1 else ''}{where}model {spec.name}"
-        _check_stage(whose, spec, limits, kv_tokens, part, left, num_ranks)
+        beside = f" with draft model {draft.name}" if draft is not None and part.is_first else ""
+        whose = f"{'each rank of ' if num_ranks > 1 else ''}{where}model {spec.name}{beside}"
+        _check_stage(
+            whose, partial(needs, spec, limits, layers=part, num_ranks=num_ranks, draft=draft), limits, kv_tokens, left
+        )
     one_gpu = len(layers) == num_ranks == 1
     drawn = spec.weight_bytes + (needs(spec, limits, 0, layers[0], num_ranks).weights if num_ranks > 1 else 0)
     whole = spec.path is None and spec.weight_bytes <= TOO_LARGE
@@ -78,10 +97,8 @@ def check_memory(
         raise CapacityError(f"{need}, but {free[0] / 1e9:.1f} GB of the first GPU's memory are free; {remedy}")
 
 
-def _check_stage(
-    whose: str, spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Layers, free: int, num_ranks: int
-) -> None:
-    need, single = (needs(spec, limits, tokens, layers, num_ranks) for tokens in (kv_tokens, 1))
+def _check_stage(whose: str, needs_of: Callable[..., Needs], limits: Limits, kv_tokens: int, free: int) -> None:
+    need, single = (needs_of(kv_tokens=tokens) for tokens in (kv_tokens, 1))
     per_token = single.kv_cache
     if sum(need) + SPARE <= free:
         return
@@ -102,15 +119,20 @@ def _check_stage(
 
 
 def kv_tokens_that_fit(
-    spec: ModelSpec, limits: Limits, layers: Sequence[Layers], free: Sequence[int], num_ranks: int = 1
+    spec: ModelSpec,
+    limits: Limits,
+    layers: Sequence[Layers],
+    free: Sequence[int],
+    num_ranks: int = 1,
+    draft: ModelSpec | None = None,
 ) -> int:
     """Returns the tokens of KV cache that fit beside weights and iterations in every stage. Arguments are as in `check_memory`.
 
     Raises CapacityError if none fits.
     """
-    check_memory(spec, limits, 1, layers, free, num_ranks)
+    check_memory(spec, limits, 1, layers, free, num_ranks, draft)
     tokens = []
     for part, left in zip(layers, free, strict=True):
-        need = needs(spec, limits, 1, part, num_ranks)
+        need = needs(spec, limits, 1, part, num_ranks, draft)
         tokens.append(int((left - need.weights - need.activations - SPARE) // need.kv_cache))
     return min(tokens)
