@@ -10,6 +10,7 @@ number of a token depends on its position alone, so the tokens are those without
 """
 
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -17,12 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.calls import call
+from cbatch.cost import BatchShape
 from cbatch.errors import ConfigError, PolicyError
 from cbatch.executor import Step, Tokens
 from cbatch.model import ModelSpec
 from cbatch.request import FinishReason, Ints, Request
 from cbatch.request_table import ONE, ZERO, RequestTable
 from cbatch.survivals import Shares
+
+CONTEXT = 512
+"""Tokens in the KV cache of each request, assumed where a drafter's passes are priced."""
 
 NO_DRAFT = -1
 """In place of a draft that was not found; it is never accepted."""
@@ -31,7 +36,7 @@ NO_DRAFT = -1
 class Drafter:
     """Proposes drafts; the base class proposes none. The same tokens must give the same drafts.
 
-    max_drafts: most drafts of a request in an iteration. needs_tokens: whether it works with real tokens only.
+    max_drafts: most drafts of a request in an iteration. needs_tokens: whether it works with real tokens only. model: the shape of a draft model.
 
     Real drafts are made on the device, as part of the iteration that checks them: the host does not know the newest tokens yet when it plans
     that iteration. A GPU calls `propose_each` alone.
@@ -39,6 +44,7 @@ class Drafter:
 
     max_drafts = 0
     needs_tokens = False
+    model: ModelSpec | None = None
 
     def propose(self, tokens: Tokens, k: int) -> Tokens:
         """Returns at most `k` drafts. tokens: prompt and output of a request, int32 [known]."""
@@ -128,26 +134,35 @@ class ModelDrafter(Drafter):
 
     name, needs_tokens = "model", True
 
-    def __init__(self, spec: ModelSpec, max_drafts: int = 3) -> None:
+    def __init__(self, model: ModelSpec, max_drafts: int = 3) -> None:
         if max_drafts < 1:
             raise ConfigError(f"drafter.max_drafts={max_drafts} must be at least 1; or give drafter=none")
-        self.spec, self.max_drafts = spec, max_drafts
+        self.model, self.max_drafts = model, max_drafts
+        self._cost: Any = None
+
+    def on(self, cost: Any) -> "ModelDrafter":
+        """Returns the drafter with passes priced on the hardware of a `ProfileCost`; without it they take no time."""
+        priced = copy(self)
+        priced._cost = cost.of_draft_model(self.model)
+        return priced
+
+    def seconds(self, num_requests: int, k: int) -> float:
+        """Counts k + 1 passes: the model also reads the last draft, and the newest token if there are no drafts."""
+        if self._cost is None or not num_requests:
+            return 0.0
+        seconds: float = self._cost.predict(BatchShape((), num_requests, CONTEXT * num_requests))
+        return (k + 1) * seconds
 
 
-def draft_spec(drafter: Drafter | None, spec: ModelSpec) -> ModelSpec | None:
+def draft_model(drafter: Drafter | None, spec: ModelSpec) -> ModelSpec | None:
     """Returns the shape of the draft model; None without one. Raises ConfigError if its vocabulary is not that of `spec`."""
-    if not isinstance(drafter, ModelDrafter):
-        return None
-    check_vocabulary(drafter.spec, spec)
-    return drafter.spec
-
-
-def check_vocabulary(draft: ModelSpec, spec: ModelSpec) -> None:
-    if draft.vocab_size != spec.vocab_size:
+    draft = None if drafter is None else drafter.model
+    if draft is not None and draft.vocab_size != spec.vocab_size:
         problem = f"has {draft.vocab_size} tokens, but model={spec.name} has {spec.vocab_size}"
         raise ConfigError(
             f"drafter=model: the vocabulary of {draft.name} {problem}; choose a model of the same vocabulary"
         )
+    return draft
 
 
 class Drafts:

@@ -5,7 +5,7 @@ docs/metrics.md has the formulas. This module knows no hardware profile.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,11 +66,15 @@ def work_of(spec: ModelSpec) -> Work:
 
 
 class Drafting(NamedTuple):
-    """The passes of a simulated drafter. work: of its layers and output head. parallel, context: see `cbatch.sim.drafter`."""
+    """The passes of a simulated drafter.
+
+    work: of its layers and output head. parallel, context: see `cbatch.sim.drafter`. whole: whether it also reads all that the model reads.
+    """
 
     work: Work
     parallel: bool
     context: int
+    whole: bool = False
 
     def passes(self, steps: StepColumns) -> StepColumns:
         """Returns the passes before each iteration, as the columns of an iteration that `Work` reads."""
@@ -101,13 +105,18 @@ class Machines:
 
     def flops(self, steps: StepColumns) -> Floats:
         """Returns the operations of each iteration, with the passes of a drafter before it."""
-        flops = self.work.flops(steps)
-        return flops if self.drafting is None else flops + self.drafting.work.flops(self.drafting.passes(steps))
+        return self._total("flops", steps)
 
     def bytes(self, steps: StepColumns) -> Floats:
         """Returns the bytes of each iteration, with the passes of a drafter before it."""
-        moved = self.work.bytes(steps)
-        return moved if self.drafting is None else moved + self.drafting.work.bytes(self.drafting.passes(steps))
+        return self._total("bytes", steps)
+
+    def _total(self, what: Literal["flops", "bytes"], steps: StepColumns) -> Floats:
+        total: Floats = getattr(self.work, what)(steps)
+        if (drafting := self.drafting) is not None:
+            of_drafter = getattr(drafting.work, what)
+            total = total + of_drafter(drafting.passes(steps)) + (of_drafter(steps) if drafting.whole else 0.0)
+        return total
 
     def times(self, steps: StepColumns) -> tuple[NDArray[np.int64], Floats]:
         """Returns the replica of each iteration, and the time that the iteration adds to it."""
@@ -129,7 +138,7 @@ def machines_of(stated: Mapping[str, Any], replicas: Sequence[int] | NDArray[np.
     watts = np.array(stated["watts"]) if "watts" in stated else None
     replica_of = np.array(replicas, np.int64) if len(replicas) else None
     drafting = stated.get("drafting")
-    passes = drafting and Drafting(Work(**drafting["work"]), drafting["parallel"], drafting["context"])
+    passes = drafting and Drafting(**{**drafting, "work": Work(**drafting["work"])})
     return Machines(Work(**stated["work"]), flops, moved, replica_of, watts, passes)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from cbatch.drafts import Drafter, draft_spec
+from cbatch.drafts import Drafter, draft_model
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
@@ -49,7 +49,7 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
 
 def make_draft_models(options: Options, spec: ModelSpec, kv: KVSize) -> list[PagedModel]:
     """Returns the drafter's model for each rank of the first stage, each with its own KV cache; empty without one."""
-    if (draft := draft_spec(options.drafter, spec)) is None:
+    if (draft := draft_model(options.drafter, spec)) is None:
         return []
     weights, attention = load_model(draft, CPU), ReferenceAttention()
     caches = [PagedCache(draft, kv, CPU) for _ in range(options.tensor_parallel)]
@@ -139,7 +139,7 @@ def check_models(
     spec: ModelSpec, limits: Limits, kv: KVSize, drafter: Drafter | None, num_replicas: int = 1
 ) -> list[ModelSpec]:
     """Returns the shapes of the model and of any draft model. Raises the errors of `check_fits`, but for the device's memory."""
-    draft = draft_spec(drafter, spec)
+    draft = draft_model(drafter, spec)
     specs = [spec, *([] if draft is None else [draft])]
     for each in specs:
         if limits.max_request_tokens > each.max_positions:

@@ -178,6 +178,12 @@ class ProfileCost:
         out, back = self.profile.links.of_host(self._kv_bytes * block_size, self.profile.name)
         return num_out * out + num_back * back
 
+    def of_draft_model(self, spec: ModelSpec) -> "ProfileCost":
+        """Returns the cost model of a draft model, which each GPU of the first stage holds whole."""
+        cost = ProfileCost(self.profile, spec, max_batch=self.max_batch)
+        cost.max_rows = self.max_rows
+        return cost
+
     def is_eager(self, shape: BatchShape) -> bool:
         """Returns whether there are captured graphs, but none for this iteration."""
         return self._padded is not None and self.graph_tokens(shape) is None

@@ -14,17 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.cost import BatchShape
-from cbatch.drafts import Drafter
+from cbatch.drafts import CONTEXT, Drafter
 from cbatch.errors import ConfigError
 from cbatch.executor import Step
+from cbatch.model import ModelSpec
 from cbatch.request import Ints
 from cbatch.sim.cost import ProfileCost
 
 _WORDS = tuple(np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-
-
-CONTEXT = 512
-"""Tokens in the KV cache of each request, assumed where a drafter's passes are priced."""
 
 
 class SurvivalsDrafter(Drafter):
@@ -41,6 +38,7 @@ class SurvivalsDrafter(Drafter):
         parallel: bool = False,
         seconds_per_pass: float = 0.0,
         seed: int = 0,
+        model: ModelSpec | None = None,
     ) -> None:
         """
         Args:
@@ -50,6 +48,8 @@ class SurvivalsDrafter(Drafter):
             layers: of a drafter that otherwise has the model's shape, as EAGLE's and MTP's; 0: its passes take no time.
             parallel: all drafts of a request in one pass, as DSpark's; else one pass for each.
             seconds_per_pass: in addition to those of its layers.
+            model: of a drafter that is a model of its own, whole on each GPU. In each iteration it reads what the model reads, as
+                `cbatch.runtime.draft_model` does: k drafts take k + 1 passes, and no drafts take one.
 
         Raises ConfigError unless either is given, survivals fall from at most 1 to at least 0, there is one for each draft, and nothing
         else is negative.
@@ -71,23 +71,29 @@ class SurvivalsDrafter(Drafter):
         if survivals is None:
             survivals = [(alpha or 0.0) ** place for place in range(1, self.max_drafts + 1)]
         self.survivals, self.seed, self.parallel = [*survivals], seed, parallel
-        self.layers, self.seconds_per_pass = layers, seconds_per_pass
+        self.layers, self.seconds_per_pass, self.model = layers, seconds_per_pass, model
         self._rates = np.array([later / before if before else 0.0 for before, later in pairwise([1.0, *survivals])])
         self._cost: ProfileCost | None = None
         self._known: dict[tuple[int, int], float] = {}
 
     def on(self, cost: ProfileCost) -> "SurvivalsDrafter":
         """Returns the drafter with passes priced on the hardware of a cost model."""
-        if not self.layers:
+        if not self.layers and self.model is None:
             return self
-        priced, shape = copy(self), replace(cost.spec, num_layers=self.layers)
-        small = ProfileCost(cost.profile, shape, replace(cost.topology, pipeline_stages=1), cost.max_batch)
+        priced = copy(self)
+        if self.model is not None:
+            small = cost.of_draft_model(self.model)
+        else:
+            shape, topology = replace(cost.spec, num_layers=self.layers), replace(cost.topology, pipeline_stages=1)
+            small = ProfileCost(cost.profile, shape, topology, cost.max_batch)
         priced._cost, priced._known = small, {}
         return priced
 
     def seconds(self, num_requests: int, k: int) -> float:
-        if not (num_requests and k):
+        if not (num_requests and (k or self.model)):
             return 0.0
+        if self.model is not None:
+            return (k + 1) * self._pass(num_requests, 1)
         return self._pass(num_requests, k) if self.parallel else k * self._pass(num_requests, 1)
 
     def _pass(self, num_requests: int, k: int) -> float:
@@ -111,11 +117,15 @@ class SurvivalsDrafter(Drafter):
 
     def seconds_of(self, step: Step) -> float:
         """Returns the seconds of drafting for a step; one after another, pass k is of the requests with at least k drafts."""
-        assert step.drafts is not None
+        first, shape = 0.0, step.shape()
+        if self.model is not None:
+            first = self._cost.predict(shape) if self._cost and shape.chunks else self._pass(len(step.rows), 1)
+        if step.drafts is None:
+            return first
         most = int(step.drafts.max())
         if self.parallel:
             return self.seconds(int(np.count_nonzero(step.drafts)), most)
-        return sum(self.seconds(int(np.count_nonzero(step.drafts >= k)), 1) for k in range(1, most + 1))
+        return first + sum(self._pass(int(np.count_nonzero(step.drafts >= k)), 1) for k in range(1, most + 1))
 
 
 def _check(survivals: Sequence[float], max_drafts: int | None) -> None:

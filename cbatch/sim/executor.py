@@ -70,8 +70,8 @@ class SimExecutor(Executor):
     def launch(self, step: Step) -> Span:
         shape, profile, host = step.shape(), self._profile, self.host
         times = profile.execute(shape)
-        drafter = None if step.drafts is None else self.drafter
-        if drafter is not None:
+        drafter = self.drafter
+        if drafter is not None and (step.drafts is not None or drafter.model is not None):
             times = times._replace(embedding=times.embedding + drafter.seconds_of(step))
         self._advance(self._now + host.of(len(step.requests), step.found), _HOST)
         begins = launched = self._now
@@ -111,8 +111,9 @@ class SimExecutor(Executor):
 
     @property
     def repeats(self) -> bool:
-        """Returns whether `repeat` can replace `launch` and `wait`: with one stage, unless a subclass overrides them."""
-        return self.num_stages == 1 and (type(self).launch, type(self).wait) == (SimExecutor.launch, SimExecutor.wait)
+        """Returns whether `repeat` can replace `launch` and `wait`: with one stage and no draft model, unless a subclass overrides them."""
+        alone = self.num_stages == 1 and (self.drafter is None or self.drafter.model is None)
+        return alone and (type(self).launch, type(self).wait) == (SimExecutor.launch, SimExecutor.wait)
 
     def repeat(self, step: Step, num_times: int, until: float, in_flight: Span | None) -> Iterator[Turn]:
         """Launches the batches after `step`, a batch of decodes. Like the engine, waits for the previous batch after each launch.

@@ -250,23 +250,33 @@ class Profile:
             estimated=(*missing, *inferred),
         )
 
-    def kv_tokens(self, spec: ModelSpec, max_tokens: int, topology: Topology = Topology()) -> int:  # noqa: B008 - frozen
+    def kv_tokens(
+        self,
+        spec: ModelSpec,
+        max_tokens: int,
+        topology: Topology = Topology(),  # noqa: B008 - frozen
+        draft: ModelSpec | None = None,
+    ) -> int:
         """Returns the tokens of KV cache that fit beside one replica's weights and the activations of `max_tokens` tokens.
+
+        draft: a draft model, whole on each GPU, whose keys and values are counted as well.
 
         Raises:
             ConfigError: the weights leave no room for a token, or the topology does not divide the model.
         """
-        share = topology.share(spec)
-        beside = share.weight_bytes + max_tokens * share.activation_bytes_per_token
+        models = [topology.share(spec), *([] if draft is None else [draft])]
+        weights = sum(each.weight_bytes for each in models)
+        per_token = sum(each.kv_bytes_per_token for each in models)
+        beside = weights + max_tokens * sum(each.activation_bytes_per_token for each in models)
         free = (usable := self.memory_bytes * MEMORY_SHARE) - beside
-        if free < share.kv_bytes_per_token:
-            per_gpu = f"{share.weight_bytes / 1e9:.0f} GB of weights per GPU"
-            needed = f"model={spec.name} does not fit: {per_gpu}, {(beside - share.weight_bytes) / 1e9:.1f} GB of activations"
+        if free < per_token:
+            per_gpu = f"{weights / 1e9:.0f} GB of weights per GPU"
+            needed = f"model={spec.name} does not fit: {per_gpu}, {(beside - weights) / 1e9:.1f} GB of activations"
             there = f"hardware={self.name} has {usable / 1e9:.0f} GB for both and the KV cache"
             part = f"{MEMORY_SHARE:.0%} of {self.memory_bytes / 1e9:.0f} GB"
             remedy = _remedy(spec, max_tokens, topology, usable, self.links)
             raise ConfigError(f"{needed}, but {there} ({part}); {remedy}")
-        return int(free // share.kv_bytes_per_token)
+        return int(free // per_token)
 
 
 def _remedy(spec: ModelSpec, max_tokens: int, topology: Topology, usable: float, links: Links) -> str:

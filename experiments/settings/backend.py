@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from cbatch import ConfigError, Described, Executor, KVSize, Limits, ModelSpec
 from cbatch.cluster import Router
+from cbatch.drafts import Drafter
 from cbatch.model.topology import Degree
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
@@ -149,10 +150,12 @@ class Backend(ABC):
         return Vocabulary(spec)
 
     @abstractmethod
-    def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
+    def kv_tokens(
+        self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int, drafter: Drafter | None = None
+    ) -> tuple[int, str]:
         """Returns the default size of the KV cache in tokens, and the reason for it."""
 
-    def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize) -> None:  # noqa: B027 - simulation loads nothing
+    def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize, drafter: Drafter) -> None:  # noqa: B027 - simulation loads nothing
         """Raises an error if the executor cannot be built, before weights are loaded."""
 
     @abstractmethod

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from cbatch import ConfigError, Executor, KVSize, Limits, ModelSpec
+from cbatch.drafts import Drafter
 from cbatch.errors import check_installed
 from cbatch.kv import blocks_for
 from cbatch.model import split_layers
@@ -85,8 +86,10 @@ class Simulated(Backend):
     def vocabulary(self, spec: ModelSpec) -> Vocabulary | None:
         return None
 
-    def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
-        tokens = profile.kv_tokens(spec, limits.max_tokens, self._topology)
+    def kv_tokens(
+        self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int, drafter: Drafter | None = None
+    ) -> tuple[int, str]:
+        tokens = profile.kv_tokens(spec, limits.max_tokens, self._topology, None if drafter is None else drafter.model)
         return tokens, f"beside weights and activations on {profile.name}"
 
     def executor(
@@ -152,14 +155,16 @@ class Cpu(Real):
     def tile(self, profile: Profile) -> int:
         return 1
 
-    def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
+    def kv_tokens(
+        self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int, drafter: Drafter | None = None
+    ) -> tuple[int, str]:
         longest = blocks_for(limits.max_request_tokens, block_size) * block_size
         return limits.max_batch * limits.num_stages * longest, "the largest batch at its longest"
 
-    def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize) -> None:
+    def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize, drafter: Drafter) -> None:
         from cbatch.runtime import cpu
 
-        cpu.check_fits(spec, limits, kv, self.replicas)
+        cpu.check_fits(spec, limits, kv, self.replicas, drafter)
 
     def executor(
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
@@ -226,7 +231,12 @@ class Cuda(Real):
 
         from cbatch.runtime.gpu.energy import EnergyMeter, nvml_counters
 
-        devices = [cache.keys.device for executor in executors for caches in executor.caches for cache in caches]
+        devices = [
+            cache.keys.device
+            for executor in executors
+            for caches in executor.caches
+            for cache in caches[: self.tensor_parallel]
+        ]
         uuids = [str(torch.cuda.get_device_properties(device).uuid) for device in devices]
         return EnergyMeter(partial(nvml_counters, uuids), now)
 
@@ -242,15 +252,17 @@ class Cuda(Real):
             problem = f"backend.pools: need {number} GPUs together, and PyTorch finds {available}"
             raise ConfigError(f"{problem}; give fewer replicas, or simulate the others with backend=sim")
 
-    def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
+    def kv_tokens(
+        self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int, drafter: Drafter | None = None
+    ) -> tuple[int, str]:
         from cbatch.runtime.gpu import build as gpu
 
         if self.devices is not None and len({*self.devices}) < len(self.devices):
             raise ConfigError(f"backend.devices={self.devices}: replicas share a GPU; give kv_tokens")
-        num_tokens = gpu.kv_tokens_beside(spec, limits, self._with_own(Options()))
+        num_tokens = gpu.kv_tokens_beside(spec, limits, self._with_own(Options(drafter=drafter)))
         return num_tokens, "beside weights and iterations in the free memory"
 
-    def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize) -> None:
+    def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize, drafter: Drafter) -> None:
         from cbatch.runtime.gpu import build as gpu
         from cbatch.runtime.gpu.devices import check_number
 
@@ -258,7 +270,7 @@ class Cuda(Real):
             check_number(self.pipeline_stages, self.tensor_parallel, self.replicas)
         elif self.gpus_per_replica > 1:
             raise ConfigError(f"backend.devices={self.devices}: each replica has one GPU; leave it out")
-        gpu.check_fits(spec, limits, kv, self._with_own(Options()))
+        gpu.check_fits(spec, limits, kv, self._with_own(Options(drafter=drafter)))
 
     def executor(
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool

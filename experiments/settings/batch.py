@@ -45,7 +45,7 @@ def batch_of(settings: Any) -> tuple[int, str]:
         raise ConfigError("batch=auto: on a CPU the KV cache follows the batch; give batch=N or kv_tokens=N")
     cost = backend.cost(settings.hardware, settings.model, 1)
     max_tokens = settings.max_tokens or LEAST_ITERATION
-    kv_tokens = kv_tokens or cost.profile.kv_tokens(settings.model, max_tokens, cost.topology)
+    kv_tokens = kv_tokens or cost.profile.kv_tokens(settings.model, max_tokens, cost.topology, settings.drafter.model)
     block_size = settings.block_size or backend.default_block_size(cost.profile)
     workload, vocabulary = settings.workload, backend.vocabulary(settings.model)
     known = isinstance(workload, Workload)  # a user's class has `requests` alone

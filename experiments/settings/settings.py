@@ -26,10 +26,10 @@ from experiments.settings.backend import Backend
 from experiments.settings.backends import Auto, Cuda, Runtime
 from experiments.settings.batch import batch_of, is_auto, with_batch
 from experiments.settings.construct import check_eviction, check_evicts, construct
+from experiments.settings.drafters import drafter_of
 from experiments.settings.hardware import profile_of_gpu
 from experiments.settings.identity import columns_of
 from experiments.settings.recipe import Recipe, recipe_of
-from experiments.store.run_folder import survivals_of
 from experiments.workloads import Workload
 
 GROUPS = (
@@ -234,7 +234,7 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
         model=model,
         workload=workload,
         policy=recipe_of(config["policy"], config["chunk"], chosen, config.get("drafting")),
-        drafter=construct("drafter", _drafter(config.get("drafter", NO_DRAFTER)), needs=dir(Drafter)),
+        drafter=drafter_of(config.get("drafter", NO_DRAFTER), model, backend.simulated),
         eviction=check_eviction(construct("eviction", config["eviction"]), True) if root.prefix_cache else None,
         autoscale=construct("autoscale", config["autoscale"], needs=("wanted",)) if "autoscale" in config else None,
         chosen=chosen,
@@ -248,13 +248,6 @@ def _backend(section: object, chosen: dict[str, str]) -> Backend:
         backend, why = backend.choose()
         chosen["backend"] = f"{backend.name} ({why})"
     return backend
-
-
-def _drafter(section: object) -> object:
-    """Returns a drafter's section, with the survivals of the run whose folder is in their place."""
-    if isinstance(section, Mapping) and isinstance(folder := section.get("survivals"), str):
-        return {**section, "survivals": survivals_of(Path(folder))}
-    return section
 
 
 def _model(section: object, has_dtype: bool, chosen: dict[str, str]) -> ModelSpec:

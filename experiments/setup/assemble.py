@@ -10,6 +10,7 @@ from typing import Any
 from cbatch import ConfigError, Engine, KVSize, Limits, Request, Server
 from cbatch.arrivals import Arrivals, Listed, Streamed, listed
 from cbatch.cluster import Cluster, LiveCluster, PoolRouters, ReplicatedServer, Role, Scaling
+from cbatch.drafts import CONTEXT
 from cbatch.facts import Facts, facts_of
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.results.gathered import Gathered
@@ -17,7 +18,7 @@ from cbatch.results.service import NO_CLIENT
 from cbatch.results.stages import account_stages
 from cbatch.results.utilisation import work_of
 from cbatch.sim import ProfileCost
-from cbatch.sim.drafter import CONTEXT, SurvivalsDrafter
+from cbatch.sim.drafter import SurvivalsDrafter
 from cbatch.sim.provenance import NOT_COMPARED
 from cbatch.validation import nearest
 from experiments.settings.error_lines import one_line
@@ -123,10 +124,16 @@ class Run:
         rates = [peaks[setup.name] for setup in self.setups for _ in range(setup.settings.backend.replicas)]
         profiles = [setup.cost.profile for setup in self.setups]
         origins = dict.fromkeys(profile.origin("peak" if profile.peak else "ceilings") for profile in profiles)
-        stated = {"work": work_of(self.settings.model)._asdict(), "peaks": rates, "from": "; ".join(origins)}
-        if isinstance(drafter := self.settings.drafter, SurvivalsDrafter) and drafter.layers:
-            of_layers = work_of(replace(self.settings.model, num_layers=drafter.layers))._asdict()
-            stated["drafting"] = {"work": of_layers, "parallel": drafter.parallel, "context": CONTEXT}
+        stated: dict[str, Any] = {
+            "work": work_of(self.settings.model)._asdict(),
+            "peaks": rates,
+            "from": "; ".join(origins),
+        }
+        drafter, model = self.settings.drafter, self.settings.model
+        if isinstance(drafter, SurvivalsDrafter) and (drafter.layers or drafter.model):
+            of_passes = work_of(drafter.model or replace(model, num_layers=drafter.layers))._asdict()
+            how = {"parallel": drafter.parallel, "context": CONTEXT, "whole": bool(drafter.model)}
+            stated["drafting"] = {"work": of_passes, **how}
         watts = [power for setup in self.setups for power in setup.watts]
         if not all(watts):
             return stated

@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from cbatch import CbatchError, ConfigError, KVSize, Limits, ModelSpec, Policy, Server
-from cbatch.drafts import NoDrafter
+from cbatch.drafts import ModelDrafter, NoDrafter
 from cbatch.errors import ProfileError
 from cbatch.facts import Facts
 from cbatch.policy import check_policy
 from cbatch.runtime.options import Options
-from cbatch.sim import Profile, ProfileCost, SimExecutor
+from cbatch.sim import Profile, ProfileCost
 from cbatch.sim.drafter import SurvivalsDrafter
 from experiments.settings.backend import Backend, Pool
 from experiments.settings.batch import LEAST_ITERATION
@@ -86,8 +86,8 @@ class Setup(NamedTuple):
                 parts = settings.model, self.cost, self.limits, self.kv, options, runtime.asynchronous
                 loop = runtime.asynchronous, settings.patience, settings.eviction
                 executor = backend.executor(*parts)
-                if isinstance(executor, SimExecutor) and isinstance(drafter, SurvivalsDrafter):
-                    executor.drafter = drafter.on(self.cost)
+                if isinstance(drafter, SurvivalsDrafter | ModelDrafter):
+                    executor.drafter = drafter.on(self.cost)  # type: ignore[attr-defined]
                 servers.append(Server(executor, self.limits, self.cost, self.kv, *loop))
         return servers
 
@@ -131,7 +131,7 @@ def _set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str])
     check_policy(policy, limits)
     cost.max_rows = limits.max_rows
     kv = _kv_size(settings, backend, spec, profile, limits, noted)
-    backend.check_fits(spec, limits, kv)
+    backend.check_fits(spec, limits, kv, settings.drafter)
     if backend.simulated and kv.num_host_blocks:
         cost.copy_seconds(0, 0, kv.block_size)  # raises ProfileError
     chosen |= {f"{name}.{key}" if name else key: why for key, why in noted.items()}
@@ -180,7 +180,7 @@ def _kv_size(
         block_size = backend.default_block_size(profile)
         chosen["block_size"] = str(block_size)
     if kv_tokens is None:
-        kv_tokens, why = backend.kv_tokens(spec, profile, limits, block_size)
+        kv_tokens, why = backend.kv_tokens(spec, profile, limits, block_size, settings.drafter)
         chosen["kv_tokens"] = f"{kv_tokens} ({why})"
     elif kv_tokens % block_size:
         chosen["kv_tokens"] = f"{kv_tokens // block_size * block_size} (whole blocks of {block_size})"

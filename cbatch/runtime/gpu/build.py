@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
-from cbatch.drafts import Drafter, ModelDrafter, draft_spec
+from cbatch.drafts import Drafter, draft_model
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
@@ -109,16 +109,15 @@ def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = O
     """Raises the ConfigError, ModelError or CapacityError that `build` would raise, before weights are loaded."""
     drafter = options.drafter
     check_models(spec, limits, kv, drafter)
-    proposes_one = drafter is not None and type(drafter).propose_each is Drafter.propose_each
-    if proposes_one and not isinstance(drafter, ModelDrafter):
+    if drafter and not drafter.model and type(drafter).propose_each is Drafter.propose_each:
         remedy = "define propose_each with operations of PyTorch, or give backend=cpu"
         raise ConfigError(f"drafter {type(drafter).__name__} proposes for one request at a time, on a CPU; {remedy}")
-    check_memory(spec, limits, kv.num_tokens, *_parts(spec, limits, options), draft_spec(drafter, spec))
+    check_memory(spec, limits, kv.num_tokens, *_parts(spec, limits, options), draft_model(drafter, spec))
 
 
 def kv_tokens_beside(spec: ModelSpec, limits: Limits, options: Options = Options()) -> int:
     """Returns the tokens of KV cache that fit on the GPUs beside the model. Raises CapacityError if none fits."""
-    return kv_tokens_that_fit(spec, limits, *_parts(spec, limits, options), draft_spec(options.drafter, spec))
+    return kv_tokens_that_fit(spec, limits, *_parts(spec, limits, options), draft_model(options.drafter, spec))
 
 
 def _parts(spec: ModelSpec, limits: Limits, options: Options) -> tuple[list[Layers], list[int], int]:
@@ -177,7 +176,7 @@ def _load_draft_models(
     spec: ModelSpec, limits: Limits, kv: KVSize, devices: Devices, options: Options
 ) -> list[FusedModel | PagedModel]:
     """Returns the drafter's model, whole, for each rank of the first stage; empty without one."""
-    if (draft := draft_spec(options.drafter, spec)) is None:
+    if (draft := draft_model(options.drafter, spec)) is None:
         return []
     whole, limits = replace(options, tensor_parallel=1, layers=None), replace(limits, num_stages=1)
     return [_load(draft, limits, kv, [[device]], whole)[0][0][0] for device in devices[0]]

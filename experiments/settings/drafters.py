@@ -1,0 +1,50 @@
+"""Builds the drafter of a run: `drafter=model` is a model where tokens are real, and its price with drawn outcomes in simulation."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cbatch import ConfigError, ModelSpec
+from cbatch.drafts import Drafter, ModelDrafter, draft_model
+from cbatch.model.checkpoint import spec_from_checkpoint
+from cbatch.sim.drafter import SurvivalsDrafter
+from experiments.settings.construct import check_section, construct
+from experiments.setup.presets import load_spec
+from experiments.store.run_folder import survivals_of
+
+
+def model_drafter(
+    path: str | None = None,
+    model: str | None = None,
+    max_drafts: int = 3,
+    survivals: Any = None,
+    alpha: float | None = None,
+    seed: int = 0,
+    simulated: bool = False,
+) -> Drafter:
+    """Returns a drafter that is a model. path: its checkpoint. model: in its place, a preset with random weights. survivals, alpha: in simulation.
+
+    Raises ConfigError unless one of `path` and `model` is given, and outcomes are given in simulation alone; CbatchError if the model cannot be read.
+    """
+    if (path is None) == (model is None):
+        raise ConfigError("drafter=model: give drafter.path=FOLDER, a checkpoint, or drafter.model=NAME, of conf/model")
+    spec = load_spec(str(model), "drafter.model") if path is None else spec_from_checkpoint(Path(path).expanduser())
+    if simulated:
+        if survivals is None and alpha is None:
+            problem = "a simulation has no tokens, and draws which drafts are accepted"
+            raise ConfigError(f"drafter=model: {problem}; give drafter.alpha=0.8 or drafter.survivals='[.8,.6,.4]'")
+        return SurvivalsDrafter(survivals, alpha, max_drafts, seed=seed, model=spec)
+    if survivals is not None or alpha is not None:
+        raise ConfigError("drafter.survivals, drafter.alpha: real drafts are compared, not drawn; leave them out")
+    return ModelDrafter(spec, max_drafts)
+
+
+def drafter_of(section: object, model: ModelSpec, simulated: bool) -> Drafter:
+    """Builds the drafter that a section describes. Raises like `construct`, and ConfigError if its vocabulary is not the model's."""
+    if isinstance(section, Mapping) and isinstance(folder := section.get("survivals"), str):
+        section = {**section, "survivals": survivals_of(Path(folder))}
+    if check_section("drafter", section)["_target_"] == f"{__name__}.{model_drafter.__name__}":
+        section = {**check_section("drafter", section), "simulated": simulated}
+    drafter: Drafter = construct("drafter", section, needs=dir(Drafter))
+    draft_model(drafter, model)
+    return drafter
