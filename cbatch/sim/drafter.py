@@ -117,15 +117,16 @@ class SurvivalsDrafter(Drafter):
 
     def seconds_of(self, step: Step) -> float:
         """Returns the seconds of drafting for a step; one after another, pass k is of the requests with at least k drafts."""
-        first, shape = 0.0, step.shape()
-        if self.model is not None:
-            first = self._cost.predict(shape) if self._cost and shape.chunks else self._pass(len(step.rows), 1)
+        first, shape = self.seconds(len(step.rows), 0), step.shape()
+        if self.model is not None and self._cost is not None and shape.chunks:
+            first = self._cost.predict(shape)
         if step.drafts is None:
             return first
         most = int(step.drafts.max())
         if self.parallel:
             return self.seconds(int(np.count_nonzero(step.drafts)), most)
-        return first + sum(self._pass(int(np.count_nonzero(step.drafts >= k)), 1) for k in range(1, most + 1))
+        numbers = [int(np.count_nonzero(step.drafts >= k)) for k in range(1, most + 1)]
+        return first + sum(self.seconds(number, 1) - self.seconds(number, 0) for number in numbers)
 
 
 def _check(survivals: Sequence[float], max_drafts: int | None) -> None:

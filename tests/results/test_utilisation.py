@@ -136,6 +136,17 @@ def test_passes_of_a_drafter_are_counted(drafter: str, parallel: bool) -> None:
     assert run.summary["energy"]["joules"] == pytest.approx(joules)
 
 
+def test_a_draft_model_reads_all_that_the_model_reads() -> None:
+    """A model that could draft for itself, but makes no drafts, does everything twice."""
+    load = ("workload=equal_outputs", "workload.num_requests=24", "hardware=h100", "backend=sim", "batch=8")
+    drafter = ("drafter=model", "drafter.model=llama-3.1-8b", "drafter.alpha=0.8", "drafting=fixed", "drafting.k=0")
+    run = serve_settings(compose_run("policy=sarathi_serve", "model=llama-3.1-8b", *drafter, *load), log=str)
+    flops, moved = by_hand(run.steps)
+    whole = run.summary["run"]["counted_seconds"]
+    assert run.summary["mbu"]["run"] == pytest.approx(2 * moved.sum() / (whole * 3.35e12))
+    assert run.summary["mfu"]["run"] == pytest.approx(2 * flops.sum() / (whole * FLOPS))
+
+
 def test_the_power_of_the_h100_is_that_of_rows_it_was_not_fitted_to() -> None:
     watts, found = load_profile("h100").watts, fit(FITTED)
     assert watts and (watts.busy, watts.joules_per_byte, watts.joules_per_flop) == pytest.approx(found, rel=1e-3)

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_models import DEEP, LLAMA
+from tiny_models import DEEP, LLAMA, QWEN3
 
 from cbatch import Limits
+from cbatch.drafts import ModelDrafter
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.model import Layers, split_layers
@@ -150,6 +151,39 @@ def test_each_stage_needs_the_memory_of_its_part() -> None:
     tied = replace(spec, tied_embeddings=True)
     assert [part.weight_bytes(tied) for part in split_layers(tied, 2)] == [2 * layer + 2 * 96 * 32] * 2
     assert split_layers(tied, 1)[0].weight_bytes(tied) == tied.weight_bytes
+
+
+def test_a_draft_model_is_whole_on_each_rank_of_the_first_stage() -> None:
+    """Its weights, keys and values, and activations beside the target's share; other stages have none of it."""
+    limits = Limits(4, 64, 64, num_stages=2, max_drafts=3)
+    first, last = split_layers(DEEP, 2)
+    alone = needs(QWEN3, limits, 100, Layers(0, 2, 2))
+    for num_ranks in (1, 2):
+        share = needs(DEEP, limits, 100, first, num_ranks)
+        both = needs(DEEP, limits, 100, first, num_ranks, QWEN3)
+        assert both == tuple(map(sum, zip(share, alone, strict=True)))
+        assert needs(DEEP, limits, 100, last, num_ranks, QWEN3) == needs(DEEP, limits, 100, last, num_ranks)
+    free = [int(sum(needs(DEEP, limits, 100, part, 1, QWEN3)) + SPARE) for part in (first, last)]
+    assert kv_tokens_that_fit(DEEP, limits, [first, last], free, 1, QWEN3) == 100
+    with pytest.raises(
+        CapacityError, match=r"^stage 0 of model tiny-deep with draft model tiny-qwen3 needs .* to 100$"
+    ):
+        check_memory(DEEP, limits, 101, [first, last], free, 1, QWEN3)
+
+
+def test_a_draft_model_that_cannot_serve_is_refused() -> None:
+    """By its vocabulary, its positions, and the memory that it takes on the host."""
+    limits, kv = Limits(2, 16, 100, max_drafts=3), KVSize(8, 8)
+    for changes, problem in (
+        ({"vocab_size": 95}, "the vocabulary of tiny-qwen3 has 95 tokens, but model=tiny-llama has 96; choose"),
+        ({"max_positions": 99}, "max_request_tokens=100 exceeds the 99 positions of model tiny-qwen3"),
+        ({"num_layers": 10**9}, "model tiny-llama needs"),
+    ):
+        with pytest.raises((ConfigError, CapacityError), match=problem):
+            cpu.check_fits(LLAMA, limits, kv, drafter=ModelDrafter(replace(QWEN3, **changes)))
+    cpu.check_fits(LLAMA, limits, kv, drafter=ModelDrafter(QWEN3))
+    with pytest.raises(CapacityError, match=r"kv.host_tokens needs .* GB of host memory"):
+        cpu.check_fits(LLAMA, limits, KVSize(8, 8, 10**6), drafter=ModelDrafter(replace(QWEN3, head_dim=10**7)))
 
 
 def test_the_gpu_with_the_least_room_decides_and_is_named() -> None:

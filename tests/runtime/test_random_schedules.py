@@ -38,7 +38,7 @@ from tiny_models import (
 )
 
 from cbatch import Policy
-from cbatch.drafts import NgramDrafter
+from cbatch.drafts import Drafter, ModelDrafter, NgramDrafter
 from cbatch.model import ModelSpec
 
 MOST_IN_A_TURN = 32
@@ -78,8 +78,8 @@ class Workload:
 class Schedule:
     """One run of a policy, but for the policy.
 
-    max_drafts: 0: none; else drafts, which change no token, whether tokens are drawn or not. looks_up: whether they are looked up, and mostly wrong or not
-    found; else one in four is wrong.
+    max_drafts: 0: none; else drafts, which change no token, whether tokens are drawn or not. drafter: "guesses", of which one in four is wrong;
+    "ngram", looked up, and mostly wrong or not found; "other", of another model; "same", of the model itself, which are right unless tokens are drawn.
     sizes: number of layers of each pipeline stage; four layers in all are those of `DEEP`. num_ranks: of each stage. small: whether the KV cache makes requests
     wait or preempt each other. sampled: whether tokens are drawn. every: see `any_order`, whose random numbers are those of the
     seed `order`, zeros after the first `num_draws`.
@@ -92,7 +92,7 @@ class Schedule:
     small: bool
     sampled: bool
     max_drafts: int
-    looks_up: bool
+    drafter: str
     every: int
     num_draws: int
     order: int
@@ -116,8 +116,14 @@ class Schedule:
             poison=True,
             check=True,
             max_drafts=self.max_drafts,
-            drafter=NgramDrafter(self.max_drafts, 1, 2) if self.max_drafts and self.looks_up else None,
+            drafter=self.drafters[self.drafter] if self.max_drafts else None,
         )
+
+    @property
+    def drafters(self) -> dict[str, Drafter | None]:
+        other = replace(self.spec, num_layers=1, num_kv_heads=1, seed=3)
+        models = {name: ModelDrafter(spec, self.max_drafts) for name, spec in (("other", other), ("same", self.spec))}
+        return {"guesses": None, "ngram": NgramDrafter(self.max_drafts, 1, 2), **models}
 
     def speculating(self, policy: Policy) -> Policy:
         """Returns the policy, which drafts if the schedule has drafts."""
@@ -169,7 +175,7 @@ schedules = st.builds(
     small=st.booleans(),
     sampled=st.booleans(),
     max_drafts=st.sampled_from((0, 0, 1, 3, 6)),
-    looks_up=st.booleans(),
+    drafter=st.sampled_from(("guesses", "ngram", "other", "same")),
     every=st.sampled_from((8, 2, 40)),
     num_draws=st.integers(0, 2**14),  # about 30 an iteration
     order=st.integers(0, 2**32 - 1),
@@ -197,6 +203,9 @@ def test_any_schedule_makes_the_tokens_of_generate(
         rig = schedule.build(name)
         rig.run()
         counts.update(schedules=1, with_drafts=any(step.num_drafts for step in rig.engine.record.steps))
+        if schedule.drafter == "same" and not schedule.sampled:
+            accepted, compared = rig.engine.state.drafts.counts
+            assert accepted.tolist() == compared.tolist()
 
     run = settings(
         max_examples=num_drawn, suppress_health_check=list(HealthCheck), print_blob=True, report_multiple_bugs=False

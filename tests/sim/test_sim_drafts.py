@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cbatch import BatchShape, ConfigError, CostFunction, KVSize, Limits, Policy, Request, RunRecord, Server, Step
+from cbatch.drafts import ModelDrafter
 from cbatch.request import Ints
 from cbatch.runtime.fast.graph_shapes import decode_sizes
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
@@ -129,6 +130,40 @@ def test_drafting_takes_time_before_each_iteration() -> None:
     assert [step.num_sampled for step in record.steps] == [1, 4, 4]
     assert record.requests[0].finished_at == pytest.approx(0.0118 + 2 * 0.0172)
     assert [(step.num_drafts, step.num_accepted) for step in record.steps] == [(0, 0), (3, 3), (3, 3)]
+
+
+@pytest.mark.parametrize(("k", "chosen"), [(0, 8), (3, 2)])
+def test_a_draft_model_reads_all_that_the_model_reads(k: int, chosen: int) -> None:
+    """Passes of 1 ms and 0.1 ms per row. The prompt takes 10.8 ms and one pass over its 16 tokens, 2.6 ms; without drafts, each of 8 decodes takes
+    10.05 ms and a pass; with 3 drafts, each of two takes 10.2 ms and 4 passes.
+    """
+    drafter = SurvivalsDrafter([1.0] * 3, model=load_spec("tiny"))
+    drafter._cost = CostFunction(lambda shape: 0.001 + shape.num_tokens / 10_000)  # type: ignore[assignment]
+    record = run(with_rule(Fixed(k)), drafter, [(16, 9)], asynchronous=False)
+    took = [step.ended - step.started for step in record.steps]
+    decode = 0.01 + (1 + k) / 20_000 + (1 + k) * 0.0011
+    assert took == pytest.approx([0.0108 + 0.0026, *[decode] * chosen])
+
+
+def test_a_draft_model_is_priced_and_takes_memory_on_the_hardware() -> None:
+    """It is whole on each GPU, in simulation and where tokens are real; a policy is told of one pass without drafts, and of one more per draft."""
+    words = ("model=llama-3.1-8b", "drafter=model", "drafter.model=llama-3.2-1b", "drafter.max_drafts=2")
+    simulated = compose_run(
+        "backend=sim", "hardware=h100", "backend.tensor_parallel=2", "batch=64", "drafter.alpha=0.5", *words
+    )
+    cost = simulated.backend.cost("h100", simulated.model, 64)
+    small = load_spec("llama-3.2-1b")
+    one_pass = ProfileCost(cost.profile, small, max_batch=64).predict(BatchShape((), 64, 64 * 512))
+    for drafter in (simulated.drafter, ModelDrafter(small)):
+        assert isinstance(drafter, SurvivalsDrafter | ModelDrafter)
+        priced = drafter.on(cost)
+        assert [priced.seconds(64, k) for k in (0, 1, 2)] == pytest.approx([one_pass, 2 * one_pass, 3 * one_pass])
+        assert priced.seconds(0, 2) == 0.0
+    free = [cost.profile.kv_tokens(simulated.model, 4096, cost.topology, draft) for draft in (None, small)]
+    share = cost.topology.share(simulated.model)
+    taken = small.weight_bytes + 4096 * small.activation_bytes_per_token
+    per_token = share.kv_bytes_per_token, share.kv_bytes_per_token + small.kv_bytes_per_token
+    assert free[1] * per_token[1] == pytest.approx(free[0] * per_token[0] - taken, abs=2 * per_token[1])
 
 
 def test_few_long_drafts_cost_their_own_passes() -> None:
@@ -268,6 +303,21 @@ def test_a_draft_counts_if_its_predecessors_were_accepted() -> None:
         ("drafter=fractions.Fraction", "not a drafter; subclass cbatch.drafts.Drafter"),
         ("draftng=fixed", "draftng: no such key; did you mean drafting?"),
         ("drafter=glm_mtp backend=cpu model=tiny", "drafter=glm_mtp: its drafts are no tokens"),
+        ("drafter=model", "drafter=model: give drafter.path=FOLDER, a checkpoint, or drafter.model=NAME"),
+        ("drafter=model drafter.model=lama", "drafter.model=lama: no such model; did you mean llama-13b?"),
+        (
+            "drafter=model drafter.model=tiny model=tiny",
+            "a simulation has no tokens, and draws which drafts are accepted",
+        ),
+        (
+            "drafter=model drafter.model=llama-3.2-1b drafter.alpha=.8 model=tiny",
+            "the vocabulary of llama-3.2-1b has 128256 tokens, but model=tiny has 512; choose",
+        ),
+        (
+            "drafter=model drafter.model=tiny drafter.alpha=.8 backend=cpu model=tiny",
+            "real drafts are compared, not drawn",
+        ),
+        ("drafter=model drafter.model=tiny drafter.max_drafts=0 backend=cpu model=tiny", "must be at least 1"),
     ],
 )
 def test_settings_without_effect_are_refused(words: str, message: str) -> None:
