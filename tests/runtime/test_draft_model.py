@@ -65,10 +65,9 @@ class Outcomes:
         (Orca(), 1, 1, False, 60, 0, False),
         (SarathiServe(Fixed(7)), 1, 1, True, 60, 0, True),
         (SarathiServe(Fixed(7)), 1, 1, True, 24, 40, False),
-        (FuzzPolicy(1), 1, 1, True, 17, 0, False),
         (FuzzPolicy(2), 1, 1, True, 17, 30, False),
         (FuzzPolicy(3), 2, 1, True, 20, 30, True),
-        (FuzzPolicy(4), 1, 2, True, 20, 0, False),
+        (FuzzPolicy(4), 1, 2, True, 24, 30, False),
     ],
 )
 def test_each_draft_is_the_models_own(
