@@ -1,11 +1,13 @@
-"""Text that repeats, whose drafts by `drafter=ngram` are accepted to a known share: a checkpoint and prompts.
+"""Text that repeats, whose drafts are accepted to a known share: checkpoints and prompts.
 
 The model's next token is a fixed function of its last one: a permutation whose cycles have `CYCLE` tokens. A prompt is a cycle, repeated, with a
 share of misprints, so that the model continues the cycle, and drafts that were copied from a misprint are rejected. The weights that write to the
-residual stream are scaled by 1/1000, so all products are computed with random numbers and change no token.
+residual stream are scaled by 1/1000, so all products are computed with random numbers and change no token. A draft model skips a token after a known
+share of all tokens.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 from cbatch import ModelSpec, Request
 from cbatch.drafts import NgramDrafter
+from cbatch.executor import Tokens
 
 CYCLE = 64
 SCALE = 1e-3
@@ -37,9 +40,10 @@ class Text(NamedTuple):
         return [Request(id_, self.prompt, self.new, prompt=prompt) for id_, prompt in enumerate(tokens.tolist())]
 
 
-def next_tokens(tokens: Any) -> Any:
-    """Returns the token after each: the next of its cycle."""
-    return tokens // CYCLE * CYCLE + (tokens + 1) % CYCLE
+def next_tokens(tokens: Any, skips: float = 0.0) -> Any:
+    """Returns the token after each: the next of its cycle, or the one after that for a share of all tokens."""
+    skipped = (tokens * 40503 % 65536 < skips * 65536) * 1
+    return tokens // CYCLE * CYCLE + (tokens + 1 + skipped) % CYCLE
 
 
 def wrong_share(requests: Sequence[Request]) -> float:
@@ -48,18 +52,21 @@ def wrong_share(requests: Sequence[Request]) -> float:
     return float((tokens[:, 1:] != next_tokens(tokens[:, :-1])).mean())
 
 
-def expected_outcomes(requests: Sequence[Request], k: int) -> NDArray[np.int64]:
-    """Returns drafts and accepted drafts of each verification, [verifications, 2], found by following the text with the drafter's rule."""
+def expected_outcomes(requests: Sequence[Request], k: int, skips: float | None = None) -> NDArray[np.int64]:
+    """Returns drafts and accepted drafts of each verification, [verifications, 2], found by following the text with the drafter's rule.
+
+    skips: of a draft model; None: n-grams.
+    """
     outcomes: list[tuple[int, int]] = []
     if not k:
         return np.zeros((0, 2), np.int64)
-    drafter = NgramDrafter(k)
+    propose = NgramDrafter(k).propose if skips is None else partial(_continue, skips=skips)
     for request in requests:
         assert request.prompt is not None
         known = np.array(request.prompt, np.int32)
         while (left := request.max_tokens - len(known)) > 0:
             true = known[-1] // CYCLE * CYCLE + (known[-1] + 1 + np.arange(k + 1)) % CYCLE
-            drafts = drafter.propose(known, k)[: left - 1] if len(known) > request.num_prompt_tokens else known[:0]
+            drafts = propose(known, k)[: left - 1] if len(known) > request.num_prompt_tokens else known[:0]
             accepted = int(np.logical_and.accumulate(drafts == true[: len(drafts)]).sum())
             if (number := min(k, left - 1)) > 0 and len(known) > request.num_prompt_tokens:
                 outcomes.append((number, accepted))  # drafts that were not found are rejected
@@ -67,13 +74,20 @@ def expected_outcomes(requests: Sequence[Request], k: int) -> NDArray[np.int64]:
     return np.array(outcomes, np.int64).reshape(-1, 2)
 
 
-def write_checkpoint(spec: ModelSpec, folder: Path, device: str = "cuda") -> None:
-    """Writes a checkpoint, made on the device."""
-    make_model(spec, device).save_pretrained(folder)
+def _continue(known: Tokens, k: int, skips: float) -> Tokens:
+    text = [known[-1]]
+    for _ in range(k):
+        text.append(next_tokens(text[-1], skips))
+    return np.array(text[1:], np.int32)
 
 
-def make_model(spec: ModelSpec, device: Any) -> Any:
-    """Returns a model of the Llama family, of `transformers`, with the shape and type of `spec`."""
+def write_checkpoint(spec: ModelSpec, folder: Path, device: str = "cuda", skips: float = 0.0) -> None:
+    """Writes a checkpoint, made on the device. skips: see `next_tokens`."""
+    make_model(spec, device, skips).save_pretrained(folder)
+
+
+def make_model(spec: ModelSpec, device: Any, skips: float = 0.0) -> Any:
+    """Returns a model of the Llama family, of `transformers`, with the shape and type of `spec`, whose embedding must not be tied."""
     import torch
 
     from cbatch.runtime.weights import load_model
@@ -86,5 +100,7 @@ def make_model(spec: ModelSpec, device: Any) -> Any:
     head: Any = model.get_output_embeddings()
     tokens = torch.arange(len(head.weight) // CYCLE * CYCLE, device=device)
     embedding.weight.normal_(generator=torch.Generator(device).manual_seed(0))
-    head.weight.zero_()[next_tokens(tokens)] = embedding.weight[tokens] / head.weight.shape[1] ** 0.5
+    head.weight.zero_().index_add_(
+        0, next_tokens(tokens, skips), embedding.weight[tokens] / head.weight.shape[1] ** 0.5
+    )
     return model

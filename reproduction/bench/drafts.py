@@ -1,6 +1,7 @@
-"""Decodes with and without drafts (`drafter=ngram`), on text that repeats: tokens per second, and the host's share of an iteration.
+"""Decodes with and without drafts, on text that repeats: tokens per second, and the host's share of an iteration.
 
-    python -m reproduction.bench drafts                                    # ours
+    python -m reproduction.bench drafts                                    # ours, of n-grams
+    python -m reproduction.bench drafts draft_model=llama-3.2-1b skips=.2  # ours, of a smaller model that is wrong after a fifth of all tokens
     python -m reproduction.bench drafts engine=vllm method=ngram_gpu       # vLLM, in its own environment
 
 Both read the same checkpoint and serve the same prompts ([repeating.py](../repeating.py)), and both drafters take what followed the earliest
@@ -17,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cbatch import Limits, ModelSpec, Plan, RunRecord, View
+from cbatch.drafts import Drafter, ModelDrafter, NgramDrafter
 from experiments.settings.command_line import Count
 from experiments.setup.presets import load_spec
 from experiments.store.provenance import spread, write_benchmark
@@ -60,27 +62,35 @@ def main(
     repeats: Count = 3,
     plain: bool = True,
     checkpoint: str = "",
+    draft_model: str = "",
+    skips: float = 0.0,
     folder: str = RESULTS,
 ) -> None:
-    """Measures, prints and writes drafts.json; vLLM's figures are added to peers.json.
+    """Measures, prints and writes drafts.json, or with a draft model drafts-model.json; vLLM's figures are added to peers.json.
 
-    works: places in `WORKS`, such as 0,2; all by default. plain: also without drafts, if they are ours. checkpoint: a folder, in which one is
-    written if there is none; "": a temporary one.
+    works: places in `WORKS`, such as 0,2; all by default. plain: also without drafts, if they are ours; a draft model reads along then. checkpoint: a
+    folder, in which one is written if there is none; "": a temporary one. draft_model: a preset, whose model skips a token after that share of tokens.
     """
     chosen = [WORKS[int(place)] for place in works.split(",")] if works else [*WORKS]
     hardware, _ = graphics_card()
     figures: dict[str, Any] = {}
-    about = {"model": model, "drafts": drafts, "figures": figures}
+    about: dict[str, Any] = {"model": model, "drafts": drafts, "figures": figures}
+    about |= {"draft_model": draft_model, "skips": skips} if draft_model else {}
     with TemporaryDirectory() as temporary:
         spec = replace(load_spec(model), path=None)
         place = Path(checkpoint or temporary)
         if not (place / "config.json").exists():
             write_checkpoint(spec, place)
         spec = replace(spec, path=str(place))
+        drafter: Drafter = NgramDrafter(drafts)
+        if draft_model:
+            small = replace(load_spec(draft_model), tied_embeddings=False)
+            write_checkpoint(small, Path(temporary) / "draft", skips=skips)
+            drafter = ModelDrafter(replace(small, path=f"{temporary}/draft"), drafts)
         runs = (
             _vllm(spec, chosen, drafts, repeats, method)
             if engine == "vllm"
-            else _ours(spec, chosen, drafts, repeats, plain)
+            else _ours(spec, chosen, drafter, repeats, plain, skips if draft_model else None)
         )
         for name, found in runs:
             figures[name] = found
@@ -88,7 +98,8 @@ def main(
             if engine == "vllm":
                 written = store(f"vllm-drafts-{method}", hardware, {"section": ["drafts"], **about}, folder)
             else:
-                written = write_benchmark("drafts", hardware, about, folder, BENCH)
+                name = "drafts-model" if draft_model else "drafts"
+                written = write_benchmark(name, hardware, about, folder, BENCH)
     print(f"written: {written}")
 
 
@@ -109,22 +120,22 @@ def _limits(works: Sequence[Text], drafts: int) -> Limits:
     )
 
 
-def _expected(work: Text, vocabulary: int, k: int) -> float:
+def _expected(work: Text, vocabulary: int, k: int, skips: float | None = None) -> float:
     """Returns the share of drafts that must be accepted."""
-    drafted, accepted = expected_outcomes(work.requests(vocabulary), k).sum(0).tolist() or (0, 0)
+    drafted, accepted = expected_outcomes(work.requests(vocabulary), k, skips).sum(0).tolist() or (0, 0)
     return accepted / max(drafted, 1)
 
 
 def _ours(
-    spec: ModelSpec, works: Sequence[Text], drafts: int, repeats: int, plain: bool
+    spec: ModelSpec, works: Sequence[Text], drafter: Drafter, repeats: int, plain: bool, skips: float | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    from cbatch.drafts import NgramDrafter
     from cbatch.runtime.options import Options
     from experiments.settings.backends import Cuda
     from experiments.setup.servers import real_server
 
+    drafts = drafter.max_drafts
     limits = _limits(works, drafts)
-    server = real_server(Cuda(), spec, limits, Options(drafter=NgramDrafter(drafts)))
+    server = real_server(Cuda(), spec, limits, Options(drafter=drafter))
     with closing(server):
         server.serve(FixedDrafts(drafts), Text(limits.max_batch, 64, 16).requests(spec.vocab_size))
         for work in works:
@@ -137,7 +148,7 @@ def _ours(
                     record = server.serve(FixedDrafts(number), requests, asynchronous=asynchronous)
                     runs.append(_figures(record, work))
                 found: dict[str, Any] = {key: spread([run[key] for run in runs]) for key in runs[0]}
-                found["expected_acceptance"] = _expected(work, spec.vocab_size, number)
+                found["expected_acceptance"] = _expected(work, spec.vocab_size, number, skips)
                 name = _name(work, number) + ("" if asynchronous else ", synchronous")
                 yield name, found | {"wrong_share": wrong_share(requests)}
 

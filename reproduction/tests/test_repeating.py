@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cbatch import Limits
-from cbatch.drafts import NgramDrafter
+from cbatch.drafts import ModelDrafter, NgramDrafter
 from cbatch.runtime.options import Options
 from experiments.settings.backends import Cpu
 from experiments.setup.presets import load_spec
@@ -49,6 +49,22 @@ def test_accepted_drafts_are_those_expected(tmp_path: Path, misprints: float, k:
     assert sum(step.num_drafts for step in record.steps) == drafts
     assert sum(step.num_accepted for step in record.steps) == accepted
     assert wrong_share(requests) == 0
+
+
+def test_accepted_drafts_of_a_model_are_those_expected(tmp_path: Path) -> None:
+    """Its shape is another, and it is wrong after a fifth of all tokens."""
+    spec, small = load_spec("tiny"), replace(load_spec("tiny"), hidden_size=128, num_layers=1)
+    write_checkpoint(spec, tmp_path / "target", "cpu")
+    write_checkpoint(small, tmp_path / "draft", "cpu", skips=0.2)
+    text = Text(6, 192, 70)
+    requests, limits = text.requests(spec.vocab_size), Limits(6, 1024, 262, max_drafts=3)
+    options = Options(drafter=ModelDrafter(replace(small, path=str(tmp_path / "draft"))))
+    with closing(real_server(Cpu(), replace(spec, path=str(tmp_path / "target")), limits, options)) as server:
+        record = server.serve(FixedDrafts(3), requests, asynchronous=False)
+    drafts, accepted = expected_outcomes(text.requests(spec.vocab_size), 3, 0.2).sum(0)
+    assert sum(step.num_drafts for step in record.steps) == drafts
+    assert sum(step.num_accepted for step in record.steps) == accepted
+    assert 0.4 < accepted / drafts < 0.8 and wrong_share(requests) == 0
 
 
 def test_outcomes_by_hand() -> None:
