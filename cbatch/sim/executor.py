@@ -73,7 +73,7 @@ class SimExecutor(Executor):
         drafter = self.drafter
         if drafter is not None and (step.drafts is not None or drafter.model is not None):
             times = times._replace(embedding=times.embedding + drafter.seconds_of(step))
-        self._advance(self._now + host.of(len(step.requests), step.found), _HOST)
+        self._advance(self._now + host.of(len(step.requests), step.found, len(shape.chunks)), _HOST)
         begins = launched = self._now
         if host.eager_seconds and shape.chunks and profile.is_eager(shape):
             launched += host.eager_seconds
@@ -207,7 +207,7 @@ class PlanningExecutor(SimExecutor):
 
     def launch(self, step: Step) -> Span:
         """Launches a step after its planning time. Leaps never replace this method: a real engine plans every iteration."""
-        host = self.host.of(len(step.requests), step.found)
+        host = self.host.of(len(step.requests), step.found, len(step.shape().chunks))
         could_begin = max(self._now + host, self._stages.free_at)
         self._advance(self._now + self._latest_plan, Cause.HOST)
         begins = max(self._now + host, self._stages.free_at)

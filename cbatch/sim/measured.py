@@ -44,7 +44,8 @@ class HostTime:
     """Host seconds of an iteration: plan, pack, launch and absorb.
 
     seconds_per_found_prompt, seconds_per_found_token: of an admitted request that finds tokens in the prefix cache: its prompt is hashed by
-        block, and its tokens and blocks are entered in tables. Other admissions have no price: their device time is much longer.
+        block, and its tokens and blocks are entered in tables.
+    seconds_per_chunk: of each other prompt, or chunk of one, in an iteration. The asynchronous loop hides this time, as the device takes longer.
     eager_seconds: added if operations are launched one by one, without a captured graph, while the device computes.
     server_seconds: of each request, on its way from the server to the engine; see `Arrivals`.
     """
@@ -55,10 +56,12 @@ class HostTime:
     server_seconds: HostSeconds = 0.0
     seconds_per_found_prompt: HostSeconds = 0.0
     seconds_per_found_token: HostSeconds = 0.0
+    seconds_per_chunk: HostSeconds = 0.0
 
-    def of(self, num_requests: int, found: Sequence[int] = ()) -> float:
+    def of(self, num_requests: int, found: Sequence[int] = (), num_chunks: int = 0) -> float:
         """Returns the seconds of an iteration. found: tokens that admitted requests found in the prefix cache."""
         seconds = self.seconds + self.seconds_per_request * num_requests
+        seconds += self.seconds_per_chunk * max(num_chunks - len(found), 0)
         return seconds + self.seconds_per_found_prompt * len(found) + self.seconds_per_found_token * sum(found)
 
 

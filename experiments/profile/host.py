@@ -3,11 +3,12 @@
 In the synchronous loop the host time is the device's pause between two iterations: tokens are downloaded and absorbed, and the
 next iteration is planned, packed, uploaded and launched. In the asynchronous loop it is the host's work per iteration, without
 waiting; longer iterations of the device hide this work. Both are measured on decodes, replayed from graphs. The extra times of
-launching operation by operation, and of prompts that the prefix cache holds, are measured separately.
+launching operation by operation, of chunks of prompts, and of prompts that the prefix cache holds, are measured separately.
 """
 
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median
 from typing import get_args
 
 import numpy as np
@@ -27,6 +28,7 @@ from policies.prefill_first import PrefillFirst
 from policies.sarathi_serve import SarathiServe
 
 PROMPT, NEW = 16, 48
+LONG, CHUNK = 1024, 512
 _ATTEMPTS, _REPEATS = 5, 9
 _ONE_BY_ONE = 10**6
 """Iterations between arrivals. A request arrives when its iteration comes, or sooner if nothing is left to compute."""
@@ -36,16 +38,16 @@ def host_times(server: Server, laboratory: Laboratory, vocabulary_size: int, cap
     """Returns the host times of both loops. captured: most tokens of an iteration with a graph; 0 without graphs."""
     eager = eager_seconds(laboratory, captured) if captured else 0.0
     times = {loop: _host_time(server, vocabulary_size, loop == "async") for loop in get_args(Loop)}
+    if captured:
+        chunk = chunk_seconds(server, vocabulary_size, times["sync"])
+        times["sync"] = replace(times["sync"], seconds_per_chunk=round(chunk, 7))
     prompt, token = found_seconds(server, vocabulary_size)
     extra = {
         "eager_seconds": round(eager, 5),
         "seconds_per_found_prompt": round(prompt, 7),
         "seconds_per_found_token": round(token, 12),
     }
-    return {
-        loop: HostTime(round(time.seconds, 7), round(time.seconds_per_request, 10), **extra)
-        for loop, time in times.items()
-    }
+    return {loop: replace(time, **extra) for loop, time in times.items()}
 
 
 def _host_time(server: Server, vocabulary_size: int, asynchronous: bool) -> HostTime:
@@ -58,8 +60,8 @@ def _host_time(server: Server, vocabulary_size: int, asynchronous: bool) -> Host
         medians = _medians(server, vocabulary_size, asynchronous)
         (constant, slope), _residual = nnls([[1, number] for number in medians], list(medians.values()))
         if constant > 0:
-            return HostTime(float(constant), float(slope))
-    return HostTime(min(medians.values()))
+            return HostTime(round(float(constant), 7), round(float(slope), 10))
+    return HostTime(round(min(medians.values()), 7))
 
 
 def eager_seconds(laboratory: Laboratory, captured: int) -> float:
@@ -68,6 +70,27 @@ def eager_seconds(laboratory: Laboratory, captured: int) -> float:
     if not laboratory.holds(eager):
         return 0.0
     return max(laboratory.launch_seconds(eager) - laboratory.launch_seconds(replayed), 0.0)
+
+
+def chunk_seconds(server: Server, vocabulary_size: int, decodes: HostTime) -> float:
+    """Returns what each chunk of a prompt adds to the pause of the synchronous loop, beyond the decodes of the same run.
+
+    decodes: pauses of iterations without prompts, whose slope counts here: the host may be slower than when they were measured.
+    """
+    limits = server.limits
+    prompt = min(LONG, limits.max_request_tokens - NEW)
+    requests = equal_requests(limits.max_batch, prompt, NEW, vocabulary_size)
+    steps = server.serve(SarathiServe(Fixed(min(CHUNK, limits.max_tokens))), requests, asynchronous=False).steps
+    beyond = [
+        (after.started - before.ended - decodes.of(after.num_requests), after) for before, after in pairwise(steps)
+    ]
+    usual = median(seconds for seconds, step in beyond if not step.num_prefill_tokens)
+    chunks = [
+        (seconds - usual) / (step.num_requests - step.num_decode_tokens)
+        for seconds, step in beyond
+        if step.num_prefill_tokens
+    ]
+    return max(median(chunks), 0.0)
 
 
 def found_seconds(server: Server, vocabulary_size: int) -> tuple[float, float]:

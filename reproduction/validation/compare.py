@@ -123,12 +123,12 @@ def gpus_of(cases: Mapping[str, Any]) -> int:
 
 
 def tables_of(profile: Profile, gpus: int = 1) -> str:
-    """Returns a digest of the tables of this number of GPUs in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, power, peaks, links, shapes, block size, wider formats, and host times of prompts in the cache, which they lack."""
+    """Returns a digest of the tables of this number of GPUs in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, power, peaks, links, shapes, block size, wider formats, and host times of prompts in the cache, which they lack, and of chunks, which the asynchronous loop hides."""
     models = {
         name: replace(
             model,
             shape={},
-            host=_without_cache(model.host),
+            host=_of_decodes(model.host),
             tensor_parallel={degree: tables for degree, tables in model.tensor_parallel.items() if degree == gpus},
         )
         for name, model in profile.models.items()
@@ -142,7 +142,7 @@ def tables_of(profile: Profile, gpus: int = 1) -> str:
         "peak": None,
         "block_size": 16,
         "watts": None,
-        "host": _without_cache(profile.host),
+        "host": _of_decodes(profile.host),
         "origins": {
             place: text for place, text in profile.origins.items() if place[-1:] != ("host",) or len(place) == 1
         },
@@ -151,8 +151,8 @@ def tables_of(profile: Profile, gpus: int = 1) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _without_cache(times: HostTimes | None) -> HostTimes | None:
-    without = {"seconds_per_found_prompt": 0.0, "seconds_per_found_token": 0.0}
+def _of_decodes(times: HostTimes | None) -> HostTimes | None:
+    without = {"seconds_per_found_prompt": 0.0, "seconds_per_found_token": 0.0, "seconds_per_chunk": 0.0}
     return times and {loop: replace(time, **without) for loop, time in times.items()}
 
 
