@@ -75,18 +75,22 @@ class LiveCluster(Cluster):
     # -- the threads of `LiveTransfers` -------------------------------------------------------------------------------
 
     def tell(self, message: Prefilled | BaseException) -> None:
+        """Sends a request to its decoder by the thread that routes, or ends the run by an exception."""
         if isinstance(message, Prefilled):
             self._replicas[message.replica].left(message)
         else:
             self._messages.put(message)
 
     def adopted(self, request: Request, replica: int) -> None:
+        """Notes that a request is on its way to a decoder, whose thread calls."""
         self._replicas[replica].adopted(request)
 
     def post(self, replica: int, message: Any) -> None:
+        """Sends a request that arrives at a replica, or a function that its thread runs."""
         self._replicas[replica].messages.put(message)
 
     def run_posted(self) -> None:
+        """Runs the functions that came too late for the replicas' threads, which have ended."""
         for replica in self._replicas:
             while not replica.messages.empty():
                 if callable(message := replica.messages.get()):

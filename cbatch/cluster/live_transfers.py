@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from cbatch.moves import Loading, Moved, hold
 from cbatch.record import Transfer
 from cbatch.request import Request
 
+if TYPE_CHECKING:
+    from cbatch.cluster.live import LiveCluster
+
 
 class Prefilled(NamedTuple):
     """A request whose prompt a replica has computed."""
@@ -34,22 +37,6 @@ class Prefilled(NamedTuple):
     request: Request
     replica: int
     moved: Moved
-
-
-class Threads(Protocol):
-    """The threads of a cluster."""
-
-    def tell(self, message: Prefilled | BaseException) -> None:
-        """Sends a request to its decoder by the thread that routes, or ends the run by an exception."""
-
-    def adopted(self, request: Request, replica: int) -> None:
-        """A request is on its way to a decoder, whose thread calls."""
-
-    def post(self, replica: int, message: Any) -> None:
-        """Sends a request that arrives at a replica, or a function that its thread runs."""
-
-    def run_posted(self) -> None:
-        """Runs the functions that came too late for the replicas' threads, which have ended."""
 
 
 @dataclass(eq=False)
@@ -69,7 +56,7 @@ class LiveTransfers:
     """The moves of a cluster in real time."""
 
     def __init__(
-        self, moves: Moves, engines: Sequence[Engine], pairs: Iterable[tuple[int, int]], threads: Threads
+        self, moves: Moves, engines: Sequence[Engine], pairs: Iterable[tuple[int, int]], threads: "LiveCluster"
     ) -> None:
         """pairs: those between which requests may move."""
         assert moves.connect is not None, "real tokens need a copy of their blocks"

@@ -3,13 +3,16 @@
 from collections.abc import Mapping, Sequence
 from itertools import count
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from cbatch.engine import Engine
 from cbatch.kv import BlockHash, PrefixCache
 from cbatch.request import Ints, Request
+
+if TYPE_CHECKING:
+    from cbatch.cluster.views import ReplicaView
 
 
 class Report(NamedTuple):
@@ -31,18 +34,10 @@ class Report(NamedTuple):
     left: Sequence[int] = ()
 
 
-class Receiver(Protocol):
-    """What takes the reports of a replica: its view. follows_cache: whether reports shall name the changes of the prefix cache."""
-
-    follows_cache: bool
-
-    def post(self, report: Report) -> None: ...
-
-
 class Reporter:
     """Observes an engine, and posts the reports of its replica."""
 
-    def __init__(self, engine: Engine, view: Receiver) -> None:
+    def __init__(self, engine: Engine, view: "ReplicaView") -> None:
         self._state, self._view, self._post = engine.state, view, view.post
         self._ended: list[tuple[int, int]] = []
         self._left: list[int] = []
