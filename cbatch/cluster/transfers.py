@@ -35,6 +35,7 @@ class Moves:
     """How requests move between replicas.
 
     block_bytes: of a KV block, all layers. link: seconds of a send against its bytes; the seconds of 0 bytes are its latency.
+    delay: seconds by which a send lengthens the sender's iterations, against its bytes; None: not at all.
     push: whether a decoder reserves blocks before the prefill begins. layers: sent as they are computed, with `push`; 1: all at the end.
     lease: seconds for which blocks are held for a decoder that has not begun to read them. fair: see `Link`.
     connect: of two executors, where tokens are real: returns a function that copies the blocks with these numbers, int32 [2, blocks], from the
@@ -47,6 +48,7 @@ class Moves:
     layers: int = 1
     lease: float = inf
     fair: bool = True
+    delay: Seconds | None = None
     connect: Callable[[Any, Any], Callable[[Any], int]] | None = None
 
 
@@ -188,6 +190,9 @@ class Transfers:
             hidden = link.hide(moved.at - (moved.at - began) * share, moved.at, work * share)
         tokens = number * self._engines[receiver].state.pool.block_size
         share_hidden = hidden / work if work else 0.0
+        if number and self._moves.delay is not None:
+            executor: Any = self._engines[sender].executor
+            executor.delay(self._moves.delay.at(num_bytes))
         self._under_way[id_] = Transfer(id_, sender, receiver, tokens, num_bytes, now, inf, share_hidden)
         link.add(id_, now, latency, work - hidden)
         self._note_link((sender, receiver))

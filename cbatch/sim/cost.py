@@ -129,6 +129,12 @@ class ProfileCost:
             return Affine(0.0, 1e-9 / self.topology.network)
         return self.profile.links.to_next_stage(leaves_node, self.profile.name)
 
+    def delay(self, leaves_node: bool) -> Seconds | None:
+        """Returns `Links.delay`; a network's adapters read memory themselves."""
+        delay = None if leaves_node else self.profile.links.delay
+        self._sends |= {"delay"} if delay else set()
+        return delay
+
     def predict(self, shape: BatchShape) -> float:
         """Returns the seconds that an iteration of this shape occupies the busiest device, which computes the last stage."""
         tables = self._tables(shape)

@@ -60,7 +60,7 @@ class SimExecutor(Executor):
 
     def restart(self) -> None:
         self._stages = Stages(self.num_stages)
-        self._now = self._copied_at = 0.0
+        self._now = self._copied_at = self._delay = 0.0
         self._num_in_flight = 0
         self._rejected = deque[tuple[Ints, Ints]]()  # table rows and drafts of each iteration in flight with drafts
         self._latest: deque[Span] = deque(maxlen=self.num_stages)
@@ -70,6 +70,8 @@ class SimExecutor(Executor):
     def launch(self, step: Step) -> Span:
         shape, profile, host = step.shape(), self._profile, self.host
         times = profile.execute(shape)
+        if self._delay:
+            times, self._delay = times._replace(embedding=times.embedding + self._delay), 0.0
         drafter = self.drafter
         if drafter is not None and (step.drafts is not None or drafter.model is not None):
             times = times._replace(embedding=times.embedding + drafter.seconds_of(step))
@@ -106,13 +108,17 @@ class SimExecutor(Executor):
             self._rejected.popleft()
         return StepResult(None, started, ended, None, self.graph_tokens(shape), None, blocks, accepted)
 
+    def delay(self, seconds: float) -> None:
+        """Lengthens the next iteration: the device also sends."""
+        self._delay += seconds
+
     def ends_at(self, in_flight: Span) -> float:
         return in_flight.ended
 
     @property
     def repeats(self) -> bool:
-        """Returns whether `repeat` can replace `launch` and `wait`: with one stage and no draft model, unless a subclass overrides them."""
-        alone = self.num_stages == 1 and (self.drafter is None or self.drafter.model is None)
+        """Returns whether `repeat` can replace `launch` and `wait`: with one stage, no draft model and no delay, unless a subclass overrides them."""
+        alone = self.num_stages == 1 and not self._delay and (self.drafter is None or self.drafter.model is None)
         return alone and (type(self).launch, type(self).wait) == (SimExecutor.launch, SimExecutor.wait)
 
     def repeat(self, step: Step, num_times: int, until: float, in_flight: Span | None) -> Iterator[Turn]:

@@ -35,12 +35,13 @@ def moves_of(settings: Settings, setups: Sequence[Setup], roles: Sequence[Role])
         return _real(backend, setups)
     first: Any = setups[0]
     num_gpus = sum(setup.settings.backend.num_devices for setup in setups)
-    block_size, link = first.kv.block_size, first.cost.link(num_gpus > backend.gpus_per_node)  # type: ignore[attr-defined]
+    block_size, leaves_node = first.kv.block_size, num_gpus > backend.gpus_per_node  # type: ignore[attr-defined]
+    link, delay = first.cost.link(leaves_node), first.cost.delay(leaves_node)
     spec, transfers = settings.model, backend.transfers
     fewest_gpus = min(setup.settings.backend.gpus_per_replica for setup in setups)
     block_bytes = spec.kv_bytes_per_token * block_size // fewest_gpus
     layers = spec.num_layers if transfers.layerwise else 1
-    return Moves(block_bytes, link, transfers.push, layers, transfers.lease or inf, transfers.fair)
+    return Moves(block_bytes, link, transfers.push, layers, transfers.lease or inf, transfers.fair, delay)
 
 
 def _real(backend: Real, setups: Sequence[Setup]) -> Moves:

@@ -80,6 +80,17 @@ def test_golden_of_states() -> None:
     assert [request.first_token_at for request in requests] == [1, 1, 2, 3]
 
 
+def test_sends_lengthen_an_iteration_of_their_sender() -> None:
+    """As above, 1/16 s per token: the 8 tokens sent from 1 on lengthen the next iteration, D's from 2, by 0.5 s; C's 4 tokens none, as none follows."""
+    sizes = [(6, 3), (2, 2), (4, 3), (8, 1)]
+    requests = [Request(id_, prompt, new) for id_, (prompt, new) in enumerate(sizes)]
+    moves = Moves(1, Affine(0.25, 0.125), fair=False, delay=Affine(0.0, 1 / 16))
+    cluster = serve([replica(max_tokens=8), replica(batch=2)], requests, moves)
+    assert [request.finished_at for request in requests] == [4, 4, 6, 3.5]
+    executor: Any = cluster.engines[0].executor
+    assert not executor.repeats  # a leap would pass over what C's tokens owe
+
+
 @pytest.mark.parametrize(
     ("fair", "ends"),
     [(True, {0: 5.0, 1: 4.0}), (False, {0: 4.0, 1: 6.0})],  # alone: 1 s and 3 s, 1 s and 1 s; the second begins at 1 s
