@@ -7,25 +7,36 @@ Lengths are those of the Azure traces of conversations and code, in random order
 to first token and its mean time per further token do.
 """
 
-from dataclasses import replace
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import product
+from math import nan
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from tabulate import tabulate
 
 from cbatch import Request
 from cbatch.cluster import LeastLoaded, ReplicatedServer
 from cbatch.record import RunRecord
 from cbatch.results.metrics import Objectives
 from cbatch.results.summary import summarize
+from cbatch.sim import Profile, load_profile
+from cbatch.sim.profile import Card
+from cbatch.sim.profile_file import profile_text
 from experiments.profile.machine import hardware_name
+from experiments.report.intervals import compare, mean_of
 from experiments.settings.command_line import check_name
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
 from experiments.setup.servers import equal_requests
-from experiments.store.provenance import write_benchmark
+from experiments.store.provenance import write_benchmark, write_text
 from reproduction import RESULTS, VALIDATION
+from reproduction.validation.compare import speed_of
+from reproduction.validation.runs import Watched, run_of
 from reproduction.validation.stored import served_before
 
 LOADS = {"azure_conv_lengths": (12, 24, 36), "azure_code_lengths": (6, 12, 18)}
@@ -35,14 +46,42 @@ OBJECTIVES = {"strict": Objectives(ttft=0.2, tpot=0.008), "relaxed": Objectives(
 LAYOUTS = "both", "pull", "push"
 LARGEST = Request(0, 8191, 1)
 SETUP = "model=llama-3.1-8b policy=sarathi_serve chunk=512 batch=128 max_tokens=2048 kv_tokens=262144 block_size=128 prefix_cache=true"
-POOLS = "backend.router=least_loaded backend.pools={p:{role:prefill},d:{role:decode}}"
+CALIBRATION = "azure_conv_lengths/24"
+"""The cell whose requests, with a seed that no compared run has, tell the speed of the cards."""
 
 
-def server_of(*keys: str) -> ReplicatedServer:
-    """Returns a prefiller and a decoder."""
-    server = assemble(compose_run(*SETUP.split(), *POOLS.split(), *keys), largest=LARGEST).server
+def server_of(*keys: str, hardware: Sequence[str]) -> ReplicatedServer:
+    """Returns a prefiller and a decoder. hardware: of each."""
+    roles = zip(("prefill", "decode"), hardware, strict=True)
+    pools = ",".join(f"{role}:{{role:{role},hardware:{profile}}}" for role, profile in roles)
+    chosen = *SETUP.split(), "backend.router=least_loaded", f"backend.pools={{{pools}}}", f"hardware={hardware[0]}"
+    server = assemble(compose_run(*chosen, *keys), largest=LARGEST).server
     assert isinstance(server, ReplicatedServer)
     return server
+
+
+def simulated_server(profile: Profile, cards: Sequence[Card]) -> ReplicatedServer:
+    """Returns `server_of` simulated cards of these speeds."""
+    with TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{number}.json" for number, _ in enumerate(cards)]
+        for file, card in zip(files, cards, strict=True):
+            file.write_text(profile_text(replace(profile, card=card)))
+        return server_of("backend=sim", "backend.host_seconds=auto", hardware=[*map(str, files)])
+
+
+def speeds(server: ReplicatedServer, keys: str, profile: Profile, vocabulary: Any) -> list[Card]:
+    """Returns the speed of each card, that of the iterations of a run in which both do both."""
+    chosen: Any = compose_run(*SETUP.split(), *keys.split())
+    watched = [Watched(each.executor) for each in server.servers]
+    servers = [replace(each, executor=executor) for each, executor in zip(server.servers, watched, strict=True)]
+    cluster = laid_out(replace(server, servers=servers), "both").engine(
+        chosen.policy(), chosen.workload.source(vocabulary)
+    )
+    cluster.run()
+    about = {"model": chosen.model.name, "batch": chosen.batch}
+    asked = [sorted(engine.record.requests, key=lambda request: request.id) for engine in cluster.engines]
+    parts = zip(cluster.engines, asked, watched, strict=True)
+    return [speed_of([run_of(about, engine.record, own, executor.shapes)], profile) for engine, own, executor in parts]
 
 
 def laid_out(server: ReplicatedServer, layout: str) -> ReplicatedServer:
@@ -104,46 +143,76 @@ def main(
     only: str = "",
     folder: str = RESULTS,
 ) -> None:
-    """Serves and simulates, prints and writes apart.json, after each served run too. seconds: of arrivals in each run. only: see `asked`.
+    """Serves and simulates, prints and writes apart.json, after each served run too, and the table apart.md.
 
-    measured: such a file; needs no GPU.
+    seconds: of arrivals in each run. only: see `asked`. measured: such a file; needs no GPU.
     """
     about: dict[str, Any] = {}
+    profile, cards = load_profile(hardware), list[Card]()
     if measured:
         kept, about = served_before(measured)
         rows, device = kept["runs"], kept["hardware"]
+        cards = [Card(**card) for card in kept.get("cards", ())]
     else:
         rows, device = asked(only, seeds, seconds), f"{hardware_name('cuda')} x2"
 
     def write(runs: list[dict[str, Any]]) -> Path:
-        return write_benchmark("apart", device, {**about, "profile": hardware, "runs": runs}, folder, VALIDATION)
+        known = {**about, "profile": hardware, "cards": [*map(asdict, cards)], "runs": runs}
+        return write_benchmark("apart", device, known, folder, VALIDATION)
 
     if not measured:
         from cbatch.model.checkpoint import Vocabulary
 
-        real, vocabulary = (
-            server_of("backend=cuda", f"hardware={hardware}"),
+        vocabulary, real = (
             Vocabulary(compose_run(*SETUP.split()).model),
+            server_of("backend=cuda", hardware=[hardware] * 2),
         )
         for layout in LAYOUTS:  # compiles what the first run would compile
-            laid_out(real, layout).engine(
-                compose_run(*SETUP.split()).policy(), equal_requests(64, 300, 16, 32000)
-            ).run()
+            warm_up = equal_requests(64, 300, 16, vocabulary.size)
+            laid_out(real, layout).engine(compose_run(*SETUP.split()).policy(), warm_up).run()
+        gc.freeze()  # as in a run of `experiments.run`: a collection of all objects stops both replicas for half a second
+        keys = asked(CALIBRATION, seeds + 1, seconds)[-1]["keys"]
+        cards += speeds(real, f"{keys} traces={traces}", profile, vocabulary)
         for number, row in enumerate(rows, 1):
             row["measured"] = figures(real, f"{row['keys']} traces={traces}", row["layout"], vocabulary)
             print(f"{number} of {len(rows)}: {row['keys']} {row['layout']}", flush=True)
             write(rows[:number])
-    simulated = server_of("backend=sim", f"hardware={hardware}", "backend.host_seconds=auto")
-    for row in rows:
-        row["simulated"] = figures(simulated, f"{row['keys']} traces={traces}", row["layout"])
-        print(show(row), flush=True)
-    print(f"written: {write(rows)}")
+    speeds_of = {"simulated": [Card()] * 2} | ({"at the cards' speed": cards} if cards else {})
+    for name, known in speeds_of.items():
+        simulated = simulated_server(profile, known)
+        for row in rows:
+            row[name] = figures(simulated, f"{row['keys']} traces={traces}", row["layout"])
+            print(show(row, name), flush=True)
+    path = write(rows)
+    print(path, write_text(path.with_suffix(".md"), table(rows, [*speeds_of][-1])), sep="\n")
 
 
-def show(row: dict[str, Any]) -> str:
-    """Returns a run's line: figures, with the simulated ones behind."""
-    real, simulated = row.get("measured", {}), row["simulated"]
-    parts = [
-        f"{name} {real.get(name, float('nan')):.4g} ({simulated.get(name, float('nan')):.4g})" for name in simulated
-    ]
-    return f"{row['workload']} {row['rate']}/s, seed {row['seed']}, {row['layout']}: {', '.join(parts)}"
+def table(runs: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Returns the means of the runs of each cell, measured and simulated, with 95% intervals where there are several. name: of the simulated figures."""
+    cells: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for run in runs:
+        cells.setdefault((run["workload"].split("_")[1], run["rate"], run["layout"]), []).append(run)
+    rows = []
+    for cell, same in cells.items():
+        texts = []
+        for key, unit in (("strict", 100), ("relaxed", 100), ("ttft_seconds mean", 1e3), ("tpot_seconds mean", 1e3)):
+            real, simulated = ({run["seed"]: unit * run[kind][key] for run in same} for kind in ("measured", name))
+            mean = mean_of([*real.values()])
+            ratio = mean_of([*simulated.values()]).mean / mean.mean if mean.mean else nan
+            digits = 2 if key.startswith("tpot") else 1
+            interval, ends = "", ""
+            if len(same) > 1:
+                _, low, high = compare(real, simulated, paired=True).ratio
+                interval, ends = f" ± {mean.half:.{digits}f}", f" [{100 * low - 100:+.1f}, {100 * high - 100:+.1f}]"
+            texts += [f"{mean.mean:.{digits}f}{interval}", f"{100 * ratio - 100:+.1f}{ends}"]
+        rows.append([*cell, len(same), *texts])
+    shown = "strict [%]", "relaxed [%]", "TTFT [ms]", "per token [ms]"
+    heads = [text for column in shown for text in (column, "simulated, off by [%]")]
+    return tabulate(rows, ["lengths", "requests/s", "layout", "runs", *heads], "github", disable_numparse=True) + "\n"
+
+
+def show(row: Mapping[str, Any], kind: str) -> str:
+    """Returns a run's line: figures, with the simulated ones of a kind behind."""
+    real, simulated = row.get("measured", {}), row[kind]
+    parts = [f"{name} {real.get(name, nan):.4g} ({simulated.get(name, nan):.4g})" for name in simulated]
+    return f"{row['workload']} {row['rate']}/s, seed {row['seed']}, {row['layout']}, {kind}: {', '.join(parts)}"
