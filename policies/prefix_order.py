@@ -26,7 +26,7 @@ from policies.chunking import ChunkSelector
 from policies.sarathi_serve import SarathiServe
 from policies.shared.kept_orders import FewestUncached, KeptOrder
 from policies.shared.prefix_tree import DepthFirst
-from policies.shared.prefixes import MOST_RANKED, RankedAnew
+from policies.shared.prefixes import MOST_RANKED, RankedAnew, num_uncached
 
 ORDERS = ("lpm", "dfs_weight", "spf", "hrrn")
 
@@ -76,5 +76,5 @@ class PrefixOrder(SarathiServe):
         if self.order == "lpm":
             return -request.num_computed
         if self.order == "spf":
-            return request.num_ready
-        return -(self._computed - self._computed_before[request]) / request.num_ready
+            return num_uncached(request)
+        return -(self._computed - self._computed_before[request]) / num_uncached(request)

@@ -6,6 +6,7 @@ residual stream are scaled by 1/1000, so all products are computed with random n
 share of all tokens.
 """
 
+import gc
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -82,8 +83,12 @@ def _continue(known: Tokens, k: int, skips: float) -> Tokens:
 
 
 def write_checkpoint(spec: ModelSpec, folder: Path, device: str = "cuda", skips: float = 0.0) -> None:
-    """Writes a checkpoint, made on the device. skips: see `next_tokens`."""
+    """Writes a checkpoint, made on the device, whose memory is free again afterwards. skips: see `next_tokens`."""
+    import torch
+
     make_model(spec, device, skips).save_pretrained(folder)
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def make_model(spec: ModelSpec, device: Any, skips: float = 0.0) -> Any:

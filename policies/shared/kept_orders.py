@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from operator import attrgetter
 
 from cbatch import BlockHash, Request, View
+from policies.shared.prefixes import num_uncached
 from policies.shared.waiting import WaitingQueue
 
 
@@ -54,7 +54,7 @@ class FewestUncached(KeptOrder):
 
     def __init__(self) -> None:
         super().__init__()
-        self._queue = WaitingQueue(attrgetter("num_ready"))
+        self._queue = WaitingQueue(num_uncached)
         self._watchers: defaultdict[BlockHash, set[Request]] = defaultdict(set)
 
     def discard(self, requests: Iterable[Request]) -> None:

@@ -11,6 +11,11 @@ MOST_CACHED, LEAST_SHARED = 32, 32
 """Tokens: the thresholds of SGLang's in-batch prefix caching (IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD and _DEPRIORITIZE_)."""
 
 
+def num_uncached(request: Request) -> int:
+    """Returns the tokens that a waiting request lacks: `num_ready`, which is 0 while drafts are in flight that a preempted request may keep."""
+    return request.num_tokens - request.num_computed
+
+
 def repeated(waiting: Iterable[Request], view: View) -> set[Request]:
     """Returns requests with few cached tokens that share a prefix with an earlier request with few cached tokens."""
     seen, later, number = set[BlockHash](), set[Request](), view.kv.blocks_for(LEAST_SHARED)

@@ -214,7 +214,7 @@ class Ranks(AnyOrder):
 
 
 def by_uncached(view: View) -> list[Request]:
-    return sorted(view.waiting, key=lambda request: request.num_ready)
+    return sorted(view.waiting, key=lambda request: request.num_tokens - request.num_computed)
 
 
 def depth_first(view: View) -> list[Request]:

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from every_policy import EVERY_POLICY
+from guesses import Speculating
 
 from cbatch import BatchShape, ConfigError, CostFunction, KVSize, Limits, Policy, Request, RunRecord, Server, Step
 from cbatch.drafts import ModelDrafter
+from cbatch.model.topology import Topology
 from cbatch.request import Ints
 from cbatch.runtime.fast.graph_shapes import decode_sizes
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
@@ -85,6 +88,19 @@ def test_lengths_are_those_without_drafts(policy: Policy, rule: DraftingRule) ->
     lengths = sorted((request.id, request.num_output_tokens) for request in record.requests)
     assert lengths == [(number, (60, 90, 7, 40, 1)[number % 5]) for number in range(30)]
     assert sum(step.num_sampled for step in record.steps) == 6 * (60 + 90 + 7 + 40 + 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", EVERY_POLICY)
+def test_policies_meet_waiting_requests_with_drafts_in_flight(name: str) -> None:
+    """In a pipeline a request can be preempted while two iterations hold its drafts; until their outcome is known, it has 0 tokens ready."""
+    cost = ProfileCost(load_profile("h100"), load_spec("tiny"), Topology(1, 2))
+    executor = SimExecutor(cost, host=1e-4, drafter=SurvivalsDrafter(KIMI[:3]))
+    server = Server(executor, Limits(4, 64, 60, num_stages=2, tile=8, max_drafts=3), cost, KVSize(24, 4))
+    lengths = ((13, 20), (5, 37), (30, 7), (9, 28), (20, 1)) * 3
+    requests = [Request(number, prompt, output) for number, (prompt, output) in enumerate(lengths)]
+    server.serve(Speculating(EVERY_POLICY[name](8)), requests)
+    assert [(each.num_prompt_tokens, each.num_output_tokens) for each in requests] == [*lengths]
 
 
 def test_no_drafts_is_the_run_without_a_rule() -> None:

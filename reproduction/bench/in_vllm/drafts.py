@@ -8,8 +8,10 @@ and n-grams are found. A third of the requests have a stop token, and the KV cac
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -82,6 +84,7 @@ def main(
         )
         with closing(engine):
             first: list[list[int]] = []
+            num_wrong = cache(partial(count_wrong, model))
             for side in sides.split(";"):
                 engine.sampling = {"extra_args": {"cbatch": side}}
                 before, served = counters(engine, "num_preemptions"), draw(requests, spec)
@@ -99,7 +102,7 @@ def main(
                     "preemptions": preempted,
                     "requests_unlike_the_first": sum(a != b for a, b in zip(outputs, first, strict=True)),
                     "requests_not_ended": sum(not ended(request) for request in served),
-                    "wrong_tokens": sum(num_wrong(model, request) for request in served),
+                    "wrong_tokens": sum(num_wrong(tuple(each.prompt or ()), tuple(each.output)) for each in served),
                     "all_blocks_returned": float(engine.is_empty()),
                 }
                 print(
@@ -149,12 +152,11 @@ def ended(request: Request) -> bool:
     return stops.isdisjoint(before) and (last in stops or len(request.output) == request.max_new_tokens)
 
 
-def num_wrong(model: Any, request: Request) -> int:
+def count_wrong(model: Any, prompt: Sequence[int], output: Sequence[int]) -> int:
     """Returns how many output tokens are not the likeliest after the tokens before them."""
     import torch
 
-    assert request.prompt is not None
     with torch.inference_mode():
-        logits = model(torch.tensor([[*request.prompt, *request.output]])).logits[0, len(request.prompt) - 1 : -1]
-        chosen = logits.gather(1, torch.tensor(request.output)[:, None])[:, 0]
+        logits = model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
         return int((logits.amax(1) - chosen > ROUNDING).sum())
