@@ -1,6 +1,7 @@
 """Requests that move between engines: their tokens stay those of one engine, and nothing leaks, whatever ends when."""
 
 import random
+from dataclasses import replace
 from collections import Counter
 from math import inf
 from typing import Any
@@ -8,15 +9,21 @@ from typing import Any
 import pytest
 import torch
 from fuzz_policy import FuzzPolicy
+from guesses import Speculating
+from poison import poisoned
 from pool_check import check_pool
 from schedules import UnitCost
-from tiny_models import LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, greedy_references, make_executor
+from tiny_models import LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, greedy_references, make_executor, stage_models
 
 from cbatch import Engine, FinishReason, Limits, Policy, Request, Status
 from cbatch.host import advance
-from cbatch.kv import PrefixPool
+from cbatch.drafts import ModelDrafter
+from cbatch.kv import KVSize, PrefixPool
 from cbatch.model import ModelSpec
 from cbatch.moves import Loading, Moved, hold
+from cbatch.runtime.attention import ReferenceAttention
+from cbatch.runtime.cpu import assemble, make_draft_models
+from cbatch.runtime.options import Options
 from cbatch.runtime.transfers import copy_blocks
 from policies.chunking import Fixed
 from policies.evictions import LRU
@@ -235,6 +242,25 @@ def shortened(request: Request) -> Request:
     return Request(request.id, len(prompt), 2, prompt=prompt)
 
 
+class DraftingPair(Pair):
+    """Each engine's draft model is the model itself."""
+
+    limits = replace(Pair.limits, max_drafts=3)
+
+    def executors(self, num_blocks: int) -> list[Any]:
+        kv, options = KVSize(num_blocks, self.size), Options(drafter=ModelDrafter(self.spec))
+        return [
+            poisoned(
+                assemble,
+                stage_models(self.spec, kv, ReferenceAttention()),
+                self.limits,
+                options,
+                make_draft_models(options, self.spec, kv),
+            )
+            for _ in range(2)
+        ]
+
+
 def random_moves(seed: int, kind: type[Pair] = Pair) -> None:
     """Two engines with random plans: requests move at any time in either direction, leases end, clients leave, copies come late."""
     draw = random.Random(seed)
@@ -280,3 +306,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_random_moves_keep_tokens_and_blocks(seed: int) -> None:
     random_moves(seed)
+
+
+def test_a_draft_models_keys_and_values_move_with_the_models() -> None:
+    """So that all drafts after a move are right; without the prompt's, few would be."""
+    policies: list[Policy] = [Speculating(SarathiServe(Fixed(48))) for _ in range(2)]
+    pair, requests = DraftingPair(policies), asked(6)
+    first, second = pair.engines
+    first.state.hands_over = lambda request: True
+    first.on_leave = lambda request: pair.move(request, 0, 1)
+    first.submit(requests)
+    run_to_end(pair)
+    check_end(pair, requests)
+    accepted, compared = second.state.drafts.counts
+    assert accepted.tolist() == compared.tolist() and compared.sum() > 20
+    pair.close()
