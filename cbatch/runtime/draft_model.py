@@ -50,17 +50,21 @@ class ModelProposer:
             drafts=torch.zeros_like(context_lens[0]),
             block_tables=batch.block_tables[first],
         )
-        found = list[torch.Tensor]()
-        for j, fields in enumerate(zip(positions, kv_indices, context_lens, strict=True)):
+        drafts, newest = list[torch.Tensor](), inputs[first]
+        bounds = Extents(1, work.bounds.max_context_len, 0)
+        for j, (at, index, context) in enumerate(zip(positions, kv_indices, context_lens, strict=True)):
+            fields = replace(single, positions=at, kv_indices=index, context_lens=context)
             if j == 0 and last is not None:
-                found.append(self._compute(inputs, batch, work.bounds)[first])
-                continue
-            names = dict(zip(("positions", "kv_indices", "context_lens"), fields, strict=True))
-            bounds = Extents(1, work.bounds.max_context_len, 0)
-            found.append(self._compute(found[-1] if j else inputs[first], replace(single, **names), bounds))
-        return torch.stack(found, 1)  # the last column is no draft
+                newest = self._likeliest(inputs, batch, work.bounds)[first]
+            elif j < work.shape.num_drafts:
+                newest = self._likeliest(newest, fields, bounds)
+            else:  # without the output head
+                states = torch.empty((len(first), self._model.hidden_size), device=first.device)
+                finish(self._model.steps(newest, fields, bounds, states))
+            drafts.append(newest)
+        return torch.stack(drafts, 1)  # the last column is no draft
 
-    def _compute(self, inputs: torch.Tensor, batch: Fields[torch.Tensor], bounds: Extents) -> torch.Tensor:
+    def _likeliest(self, inputs: torch.Tensor, batch: Fields[torch.Tensor], bounds: Extents) -> torch.Tensor:
         """Returns the likeliest token after each row, int32 [rows]."""
         likeliest = torch.empty_like(batch.context_lens)
         finish(self._model.choose(finish(self._model.steps(inputs, batch, bounds)), likeliest))

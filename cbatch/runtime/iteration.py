@@ -34,6 +34,7 @@ class Model(Protocol):
 
     layers: Layers
     cache: PagedCache
+    hidden_size: int
 
     def steps(
         self, inputs: torch.Tensor, batch: Fields[torch.Tensor], bounds: Extents, leaving: torch.Tensor | None = None

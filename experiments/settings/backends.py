@@ -231,12 +231,8 @@ class Cuda(Real):
 
         from cbatch.runtime.gpu.energy import EnergyMeter, nvml_counters
 
-        devices = [
-            cache.keys.device
-            for executor in executors
-            for caches in executor.caches
-            for cache in caches[: self.tensor_parallel]
-        ]
+        ranks = (cache for each in executors for stage in each.caches for cache in stage[: self.tensor_parallel])
+        devices = [rank.keys.device for rank in ranks]
         uuids = [str(torch.cuda.get_device_properties(device).uuid) for device in devices]
         return EnergyMeter(partial(nvml_counters, uuids), now)
 

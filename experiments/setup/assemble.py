@@ -124,12 +124,8 @@ class Run:
         rates = [peaks[setup.name] for setup in self.setups for _ in range(setup.settings.backend.replicas)]
         profiles = [setup.cost.profile for setup in self.setups]
         origins = dict.fromkeys(profile.origin("peak" if profile.peak else "ceilings") for profile in profiles)
-        stated: dict[str, Any] = {
-            "work": work_of(self.settings.model)._asdict(),
-            "peaks": rates,
-            "from": "; ".join(origins),
-        }
-        drafter, model = self.settings.drafter, self.settings.model
+        drafter, model, stated = self.settings.drafter, self.settings.model, dict[str, Any]()
+        stated |= {"work": work_of(model)._asdict(), "peaks": rates, "from": "; ".join(origins)}
         if isinstance(drafter, SurvivalsDrafter) and (drafter.layers or drafter.model):
             of_passes = work_of(drafter.model or replace(model, num_layers=drafter.layers))._asdict()
             how = {"parallel": drafter.parallel, "context": CONTEXT, "whole": bool(drafter.model)}

@@ -1,8 +1,8 @@
 """Requests that move between engines: their tokens stay those of one engine, and nothing leaks, whatever ends when."""
 
 import random
-from dataclasses import replace
 from collections import Counter
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -16,8 +16,8 @@ from schedules import UnitCost
 from tiny_models import LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, greedy_references, make_executor, stage_models
 
 from cbatch import Engine, FinishReason, Limits, Policy, Request, Status
-from cbatch.host import advance
 from cbatch.drafts import ModelDrafter
+from cbatch.host import advance
 from cbatch.kv import KVSize, PrefixPool
 from cbatch.model import ModelSpec
 from cbatch.moves import Loading, Moved, hold

@@ -77,7 +77,7 @@ class FusedModel:
         head: Any = model.lm_head
         device = cache.keys.device
         properties = torch.cuda.get_device_properties(device)
-        self.cache, self.layers = cache, cache.layers
+        self.cache, self.layers, self.hidden_size = cache, cache.layers, spec.hidden_size
         self.dependent = properties.major >= 9
         self._num_processors = properties.multi_processor_count
         self._attention = attention
