@@ -197,7 +197,8 @@ def _result_of(
 
 def _host_figures(run: Run) -> dict[str, float]:
     """Returns the bytes copied between the KV caches and host memory, and the seconds for which iterations waited for them."""
-    engines, block_bytes = run.engine.engines, run.kv.block_size * run.settings.model.kv_bytes_per_token
+    engines, settings = run.engine.engines, run.settings
+    block_bytes = run.kv.block_size * (settings.model.kv_bytes_per_token + settings.draft_kv_bytes)
     tiers = [engine.state.cache.pool.host for engine in engines if engine.state.cache]
     return {
         "bytes_out": block_bytes * sum(tier.num_out for tier in tiers),

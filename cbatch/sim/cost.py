@@ -81,6 +81,7 @@ class ProfileCost:
     estimated: names of the parts that were not measured for this model; see `Operations`.
     power: how the clock follows the GPU's load; None: unknown, with a constant clock.
     max_rows: rows of the largest iteration without prompts, drafts included, for which graphs are captured; 0: `max_batch`.
+    kv_bytes: of a token's keys and values on a GPU, which copies move.
     num_outside: executed iterations with shapes outside the measured range, whose times were extrapolated.
     """
 
@@ -102,7 +103,7 @@ class ProfileCost:
         self.operations = profile.operations(spec, topology.tensor_parallel)
         self.estimated = self.operations.estimated
         share = topology.share(spec)
-        self._layers, self._kv_bytes = share.num_layers, share.kv_bytes_per_token  # of a GPU
+        self._layers, self.kv_bytes = share.num_layers, share.kv_bytes_per_token
         self._all_reduce: Seconds | None = None
         if topology.tensor_parallel > 1 and self.operations.measured.exchange is None:
             self._all_reduce, estimated = profile.links.all_reduce_of(topology.tensor_parallel, profile.name)
@@ -181,7 +182,7 @@ class ProfileCost:
     def copy_seconds(self, num_out: int, num_back: int, block_size: int) -> float:
         """See `cbatch.CostModel`. All GPUs copy their parts at the same time. Raises ProfileError if the profile has no times of copies."""
         self._copies = True
-        out, back = self.profile.links.of_host(self._kv_bytes * block_size, self.profile.name)
+        out, back = self.profile.links.of_host(self.kv_bytes * block_size, self.profile.name)
         return num_out * out + num_back * back
 
     def of_draft_model(self, spec: ModelSpec) -> "ProfileCost":

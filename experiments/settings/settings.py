@@ -163,6 +163,11 @@ class Settings(Keys):
     chosen: Mapping[str, str] = field(compare=False)
     composed: Composed = field(compare=False, repr=False)
 
+    @property
+    def draft_kv_bytes(self) -> int:
+        """Returns the bytes of a token's keys and values of a draft model; 0 without one."""
+        return self.drafter.model.kv_bytes_per_token if self.drafter.model else 0
+
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Everything that the run depends on but its code, nested keys joined by ".": plain values, as JSON keeps them.

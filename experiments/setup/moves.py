@@ -39,7 +39,7 @@ def moves_of(settings: Settings, setups: Sequence[Setup], roles: Sequence[Role])
     link, delay = first.cost.link(leaves_node), first.cost.delay(leaves_node)
     spec, transfers = settings.model, backend.transfers
     fewest_gpus = min(setup.settings.backend.gpus_per_replica for setup in setups)
-    block_bytes = spec.kv_bytes_per_token * block_size // fewest_gpus
+    block_bytes = spec.kv_bytes_per_token * block_size // fewest_gpus + settings.draft_kv_bytes * block_size
     layers = spec.num_layers if transfers.layerwise else 1
     return Moves(block_bytes, link, transfers.push, layers, transfers.lease or inf, transfers.fair, delay)
 

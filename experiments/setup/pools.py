@@ -130,6 +130,7 @@ def _set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str])
     limits = _limits(settings, facts, spec, backend.tile(profile), backend.pipeline_stages, noted)
     check_policy(policy, limits)
     cost.max_rows = limits.max_rows
+    cost.kv_bytes += settings.draft_kv_bytes
     kv = _kv_size(settings, backend, spec, profile, limits, noted)
     backend.check_fits(spec, limits, kv, settings.drafter)
     if backend.simulated and kv.num_host_blocks:

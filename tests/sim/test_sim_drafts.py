@@ -11,6 +11,7 @@ from every_policy import EVERY_POLICY
 from guesses import Speculating
 
 from cbatch import BatchShape, ConfigError, CostFunction, KVSize, Limits, Policy, Request, RunRecord, Server, Step
+from cbatch.cluster import Role
 from cbatch.drafts import ModelDrafter
 from cbatch.model.topology import Topology
 from cbatch.request import Ints
@@ -21,6 +22,7 @@ from cbatch.survivals import Shares
 from experiments.serve import serve
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
+from experiments.setup.moves import moves_of
 from experiments.setup.presets import load_spec
 from policies.chunking import Fixed as FixedChunk
 from policies.drafting import Adaptive, DraftingRule, Ema, Fixed, Goodput, Table, ThroughputAware
@@ -180,6 +182,21 @@ def test_a_draft_model_is_priced_and_takes_memory_on_the_hardware() -> None:
     taken = small.weight_bytes + 4096 * small.activation_bytes_per_token
     per_token = share.kv_bytes_per_token, share.kv_bytes_per_token + small.kv_bytes_per_token
     assert free[1] * per_token[1] == pytest.approx(free[0] * per_token[0] - taken, abs=2 * per_token[1])
+
+
+def test_a_draft_models_keys_and_values_are_copied_with_the_models() -> None:
+    """To host memory, and from one replica to another; half of the model's are on each of two GPUs, and all of the draft model's."""
+    drafter = ("drafter=model", "drafter.model=llama-3.2-1b", "drafter.alpha=0.5")
+    pools = "backend.pools={a: {role: prefill}, b: {role: decode}}"
+    words = ("model=llama-3.1-8b", "hardware=h200", "backend=sim", "prefix_cache=true", "workload.num_requests=1")
+    small, model = 2 * 16 * 8 * 64 * 2, 2 * 32 * 8 * 128 * 2
+    for degree in (1, 2):
+        both = (*words, f"backend.tensor_parallel={degree}")
+        [setup] = assemble(compose_run(*both, *drafter, "kv.host_tokens=4096")).setups
+        assert setup.cost.kv_bytes == model // degree + small
+        settings = compose_run(*both, *drafter, pools)
+        moves = moves_of(settings, assemble(settings).setups, [Role.PREFILL, Role.DECODE])
+        assert moves is not None and moves.block_bytes == 128 * (model // degree + small)
 
 
 def test_few_long_drafts_cost_their_own_passes() -> None:
