@@ -1,13 +1,14 @@
-"""Joules per token of one H100: what ML.ENERGY measured beside a fit of its power to five of its rows, and beside simulation.
+"""Joules per token and gaps between tokens of one H100: what ML.ENERGY measured beside a fit to five of its rows, and beside simulation.
 
     python -m reproduction.validation energy
 
-The rows are of ML.ENERGY's benchmark, version 3 (Apache-2.0): vLLM 0.11.1, 1,024 chats, 395 output tokens of Llama-3.1-8B on average. The lengths of
-prompts are in a data set that is not read here: 100 tokens are assumed, which changes the joules per operation (26% more with 25 tokens) but no predicted
-watt. Bytes and operations per second follow from the measured tokens per second, so that the error is of the power alone.
+The rows are of ML.ENERGY's benchmark, version 3 (Apache-2.0; ml-energy/leaderboard 0cd52da, public/data/models/*__lm-arena-chat.json): vLLM 0.11.1,
+1,024 chats, or 2,048 from 256 requests on, all queued; measured from the first tokens of a whole batch until the queue is empty. Lengths of outputs are drawn from its histograms. Those of prompts are in a data set that is not read here: simulated are lognormal
+ones, whose two numbers were chosen by the gaps of the fitted rows. The power is fitted with prompts of 100 tokens, which changes the joules per
+operation (26% more with 25 tokens) but no predicted watt. Bytes and operations per second follow from the measured tokens per second, so that its error is of the power alone.
 
-Simulated is `h100-vllm`, measured with vLLM 0.22.1, with equal lengths. One number is fitted to the median gaps of the same five rows: the seconds
-per request of an iteration that the tables lack.
+Simulated is `h100-vllm`, measured with vLLM 0.22.1. One number more is fitted to the median gaps of the same five rows: the seconds per request of
+an iteration that the tables lack.
 """
 
 from collections.abc import Sequence
@@ -27,32 +28,55 @@ from experiments.setup.presets import load_spec
 from experiments.store.provenance import write_text
 
 PROMPT, OUTPUT = 100, 395
+PROMPT_MEAN, PROMPT_SIGMA, LONGEST_PROMPT = 200, 1.25, 7000
+WIDTH = 81.88
+"""Tokens of a bin of the histograms, which begin at 2 tokens and end at the limit, 4,096."""
+
+OUTPUTS = {  # of all rows of a model
+    "llama-3.1-8b": "2868 1433 1165 1231 1198 1217 1076 815 601 441 285 216 185 108 89 56 43 41 42 28 18 12 21 8 10 15 11 8 4 7 8 4 3 3 2 6 1 1 1 1 0 0 2 0 0 0 0 1 0 27",
+    "qwen3-8b": "1826 904 662 582 456 482 477 560 516 480 431 405 344 315 286 253 187 160 121 128 121 86 69 50 38 40 42 34 28 12 12 13 18 8 11 4 7 4 6 8 4 3 2 2 0 1 1 1 0 40",
+}
 
 
 class Row(NamedTuple):
-    """max_num_seqs, watts, output tokens per second, and the median time between tokens in ms."""
+    """max_num_seqs, watts, output tokens per second, and the median, P90 and P99 of the time between tokens in ms."""
 
     batch: int
     watts: float
     tokens_per_second: float
     gap: float
+    p90: float
+    p99: float
+
+    @property
+    def figures(self) -> tuple[float, ...]:
+        """Returns the gaps, and the joules per token."""
+        return self.gap, self.p90, self.p99, self.watts / self.tokens_per_second
 
 
 ROWS = (
-    Row(8, 486.4, 1069.6, 7.32),
-    Row(16, 513.3, 1953.6, 7.91),
-    Row(32, 559.7, 3391.1, 8.91),
-    Row(64, 610.3, 5147.2, 11.50),
-    Row(96, 644.0, 6260.1, 14.08),
-    Row(128, 669.2, 7036.5, 16.48),
-    Row(192, 688.3, 8223.3, 20.91),
-    Row(256, 690.5, 9009.6, 26.13),
-    Row(384, 686.5, 9248.0, 37.70),
-    Row(512, 688.3, 9805.6, 47.41),
+    Row(8, 486.4, 1069.6, 7.32, 7.70, 10.87),
+    Row(16, 513.3, 1953.6, 7.91, 8.58, 13.29),
+    Row(32, 559.7, 3391.1, 8.91, 10.38, 18.42),
+    Row(64, 610.3, 5147.2, 11.50, 13.18, 25.68),
+    Row(96, 644.0, 6260.1, 14.08, 16.68, 35.40),
+    Row(128, 669.2, 7036.5, 16.48, 20.04, 46.43),
+    Row(192, 688.3, 8223.3, 20.91, 26.96, 59.02),
+    Row(256, 690.5, 9009.6, 26.13, 32.54, 59.66),
+    Row(384, 686.5, 9248.0, 37.70, 47.82, 96.15),
+    Row(512, 688.3, 9805.6, 47.41, 59.07, 106.79),
 )
 FITTED = ROWS[:5]
-QWEN = {8: 0.444, 64: 0.1192, 256: 0.082}
-"""Joules per token of Qwen3-8B by max_num_seqs; its lengths of outputs are unknown, and taken to be the same."""
+QWEN = (
+    Row(8, 427.0, 961.7, 8.20, 8.68, 13.15),
+    Row(32, 478.1, 2927.9, 10.57, 11.78, 17.42),
+    Row(64, 514.4, 4314.7, 13.95, 16.53, 26.65),
+    Row(128, 573.0, 5930.3, 20.70, 23.54, 40.74),
+    Row(192, 600.2, 6932.1, 26.35, 30.83, 56.26),
+    Row(256, 632.8, 7718.8, 31.36, 36.36, 72.22),
+    Row(512, 615.6, 8534.6, 47.16, 63.72, 141.98),
+)
+"""Of Qwen3-8B."""
 
 
 def rates(row: Row) -> tuple[float, float, float]:
@@ -79,18 +103,32 @@ def per_request(rows: tuple[Row, ...], gaps: Sequence[float]) -> float:
     return float(1e-3 * (slope @ lack) / (slope @ slope))
 
 
-def simulated(batch: int, seconds: float = 0.0, model: str = "llama-3.1-8b") -> tuple[float, float]:
-    """Returns the median gap in ms, and the joules per token. seconds: of an iteration, per request, beside the tables' time."""
+def lengths(model: str, number: int) -> str:
+    """Returns a table of the tokens of prompts and outputs, as `workload.lengths.format=lengths` reads it."""
+    drawn, counts = np.random.default_rng(0), np.array(OUTPUTS[model].split(), float)
+    outputs = 2 + WIDTH * (drawn.choice(len(counts), number, p=counts / counts.sum()) + drawn.random(number))
+    prompts = drawn.lognormal(np.log(PROMPT_MEAN) - PROMPT_SIGMA**2 / 2, PROMPT_SIGMA, number).clip(8, LONGEST_PROMPT)
+    rows = zip(prompts.round().astype(int), outputs.round().astype(int), strict=True)
+    return "\n".join(["num_prefill_tokens,num_decode_tokens", *(f"{prompt},{output}" for prompt, output in rows)])
+
+
+def simulated(batch: int, seconds: float = 0.0, model: str = "llama-3.1-8b") -> tuple[float, ...]:
+    """Returns `Row.figures` while the batch is full. seconds: of an iteration, per request, beside the tables' time."""
     content = profile_content(load_profile("h100-vllm"))
     tables = content["models"]["llama-3.1-8b"]["tensor_parallel"]["1"]
     for part in (tables, tables["decode_only"]):
         part["head"] = {"requests": [1, 512], "seconds": [seconds, 512 * seconds]}
-    lengths = {"length": PROMPT + OUTPUT, "pd_ratio": PROMPT / OUTPUT, "requests": max(2 * batch, 64)}
+    number = 1024 if batch < 256 else 2048
     with TemporaryDirectory() as folder:
         path = write_text(Path(folder) / "profile.json", profile_text(make_profile(content)))
+        table = {"path": str(write_text(Path(folder) / "lengths.csv", lengths(model, number))), "format": "lengths"}
+        table |= {"_target_": "experiments.workloads.TraceLengths", "order": "file", "too_long": "error"}
         keys = {"hardware": str(path), "model": model, "batch": batch, "chunk": 8192, "max_tokens": 8192}
-        summary = simulate("vllm_v1", "closed", seeds=None, output=None, **lengths, **keys).summary
-    return 1e3 * summary["tbt_seconds"]["p50"], summary["energy"]["joules_per_token"]
+        window = {"warmup_requests": max(batch // 16, 1), "drain_requests": batch}  # after the first prompts
+        asked = {"num_requests": number, "lengths": table, "metrics": window}
+        summary = simulate("vllm_v1", "queued", seeds=None, output=None, **asked, **keys).summary
+    gaps = summary["tbt_seconds"]
+    return *(1e3 * gaps[name] for name in ("p50", "p90", "p99")), summary["energy"]["joules_per_token"]
 
 
 def main() -> None:
@@ -100,21 +138,17 @@ def main() -> None:
     print(
         f"busy {found[0]:.1f} W, {found[1]:.4g} J per byte, {found[2]:.4g} J per operation, at most {limit.limit:g} W"
     )
-    tables_alone = {row: simulated(row.batch) for row in ROWS}
+    tables_alone = {row: simulated(row.batch) for row in FITTED}
     seconds = per_request(FITTED, [tables_alone[row][0] for row in FITTED])
     print(f"{1e6 * seconds:.1f} us per request of an iteration, beside the tables")
-    for row in ROWS:
-        measured = row.watts / row.tokens_per_second
-        watts = min(float(np.array(rates(row)) @ found), limit.limit)
-        errors = [watts / row.watts - 1]
-        for gap, joules in (tables_alone[row], simulated(row.batch, seconds)):
-            errors += [gap / row.gap - 1, joules / measured - 1]
-        table.append(
-            (row.batch, row.watts, measured, "fitted" if row in FITTED else "", *(f"{e:+.1%}" for e in errors))
-        )
-    heads = ["requests", "W", "J per token", "", "J, at measured speed", *["median gap, tables alone", "J"]]
-    for batch, measured in QWEN.items():
-        both = (simulated(batch, added, "qwen3-8b")[1] / measured - 1 for added in (0.0, seconds))
-        alone, added = (f"{error:+.1%}" for error in both)
-        table.append((f"Qwen3-8B, {batch}", "", measured, "", "", "", alone, "", added))
-    print(tabulate(table, [*heads, "median gap, with time per request", "J"], floatfmt=".4g"))
+    for model, rows in (("llama-3.1-8b", ROWS), ("qwen3-8b", QWEN)):
+        for row in rows:
+            watts = min(float(np.array(rates(row)) @ found), limit.limit)
+            figures = simulated(row.batch, seconds, model)
+            errors = [watts / row.watts - 1] if rows is ROWS else []
+            errors += [ours / measured - 1 for ours, measured in zip(figures, row.figures, strict=True)]
+            shown = [f"{error:+.1%}" for error in errors]
+            table.append([model, row.batch, row.watts, row.figures[-1], *[""] * (5 - len(shown)), *shown])
+            print(*table[-1], flush=True)
+    heads = ["requests", "W", "J per token", "W, at measured speed", "median gap", "P90", "P99", "J, simulated"]
+    print(tabulate(table, ["model", *heads], floatfmt=".4g"))
