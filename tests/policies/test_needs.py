@@ -16,6 +16,7 @@ NEEDS = {
     "policy=ltr": ("places", ["max_running=9"]),
     "policy=past_future": ("hidden_lengths", ["max_new_tokens=999"]),
     "policy=priority": ("priorities", ["tiers={a: {share: 0.5, priority: 1}, b: {share: 0.5}}"]),
+    "policy=prefix_order": ("prefix_cache", ["prefix_cache=true"]),
     "policy=vtc": ("clients", []),
     "backend.router=lmetric": ("prefix_cache", ["backend.replicas=2", "prefix_cache=true"]),
     "backend.router=bounded_loads": ("replicas", ["backend.replicas=2"]),

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from math import inf
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 from every_policy import EVERY_POLICY
@@ -11,7 +12,19 @@ from hypothesis import strategies as st
 from schedules import Wrapped
 from test_sessions import SECOND, Scripted, scripts
 
-from cbatch import CostFunction, Eviction, FinishReason, KVSize, Limits, Plan, Policy, Request, Server, View
+from cbatch import (
+    ConfigError,
+    CostFunction,
+    Eviction,
+    FinishReason,
+    KVSize,
+    Limits,
+    Plan,
+    Policy,
+    Request,
+    Server,
+    View,
+)
 from cbatch.sim import SimExecutor
 from experiments.workloads import Session, Turn
 from experiments.workloads.scripts import prompts_of
@@ -22,6 +35,7 @@ from policies.infercept import InferCept
 from policies.pauses import Pauses, TimeToLive, best_time
 from policies.plas import Atlas, Plas
 from policies.sarathi_serve import SarathiServe
+from policies.shared.pins import Pin
 from policies.shared.waste import waste_of_computing, wastes
 
 
@@ -253,6 +267,33 @@ def test_infercept_keeps_what_wastes_less(
     _, second, other = serve(policy, jobs, memory=10, eviction=GivenUp(), on_host=100, cost=cost).requests
     assert (second.admitted_at, other.admitted_at) == pytest.approx(admitted)
     assert (second.num_cached_tokens, second.num_host_tokens) == hits
+
+
+@pytest.mark.parametrize(
+    ("mean", "passed", "until"),
+    [
+        (5.0, 3.0, inf),  # 2 s are left: 18 token-seconds
+        (4.9, 3.0, 4.9),  # 1.9 s are left: 17.1
+        (None, 3.0, inf),  # as long again as the pause has lasted: 27
+        (None, 1.9, 17.7 / 9),
+    ],
+)
+def test_infercept_compares_the_rest_of_a_pause_with_computing_again(
+    mean: float | None, passed: float, until: float
+) -> None:
+    """9 tokens beside 2 decodes of 10 take chunks of 6 and 3: (0.5 + 0.1 * 8) * 6 + 0.1 * (6 * 10 + 3 * (10 + 3)) = 17.7 token-seconds."""
+    policy = InferCept(Fixed(20), Pauses(), budget=8, seconds=0.5, per_token=0.1)
+    policy.pinned["s"] = Pin(1, num_tokens=9, since=100.0, until=100.0, pause=mean)
+    decodes = [SimpleNamespace(num_computed=computed) for computed in (4, 6)]
+    kv = SimpleNamespace(block_size=1, blocks_for=lambda tokens: tokens)
+    policy.lapse(SimpleNamespace(now=100.0 + passed, running=decodes, decoding=decodes, kv=kv, cost=SECOND))  # type: ignore[arg-type]
+    assert policy.pinned["s"].until == pytest.approx(100.0 + until), "infinite: the first to go when blocks run short"
+
+
+@pytest.mark.parametrize("arguments", [{"budget": 0}, {"seconds": -0.1}, {"per_token": -0.1}])
+def test_infercept_refuses_iterations_that_cannot_be(arguments: Any) -> None:
+    with pytest.raises(ConfigError, match="policy: need budget="):
+        InferCept(Fixed(20), Pauses(), **arguments)
 
 
 # -- any sessions -----------------------------------------------------------------------------------------------------
