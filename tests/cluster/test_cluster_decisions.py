@@ -11,7 +11,8 @@ pytestmark = pytest.mark.long
 
 POOLS = "backend.pools={large: {batch: 8, policy: {chunking: {chunk: 512}}}, small: {replicas: 2, kv_tokens: 16000}}"
 OPEN = ("workload=open_loop", "workload.num_requests=40", "workload.arrivals.rate=60")
-CHATS = ("workload=chat", "workload.num_requests=24", "workload.sessions=4", "prefix_cache=true")
+SHORT = ("workload.lengths.min_length=32", "workload.lengths.max_length=128", "block_size=16", "prefix_cache=true")
+CHATS = ("workload=chat", "workload.num_requests=24", "workload.sessions=4", *SHORT)
 
 
 def run(folder: Path, *settings: str) -> None:
@@ -51,8 +52,8 @@ def test_each_replica_makes_its_plans_again(tmp_path: Path, settings: tuple[str,
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_recorded_chats_are_served_again_as_a_list(tmp_path: Path, replicas: int) -> None:
     """The recording has the times at which the turns arrived, and the answers in their prompts: all times are the same."""
-    host = ("backend=sim", f"backend.replicas={replicas}", "prefix_cache=true")
-    run(tmp_path, *host, *CHATS[:3], "decisions=true", "output=run")
+    host = ("backend=sim", f"backend.replicas={replicas}", *SHORT[2:])
+    run(tmp_path, *host, *CHATS[:3], *SHORT[:2], "decisions=true", "output=run")
     run(tmp_path, *host, "workload=recorded", "workload.path=run/decisions.jsonl.gz", "output=again")
     columns = ["arrival", "admitted", "last_token", "prompt_tokens", "output_tokens", "cached_tokens"]
     first, again = (read_requests(tmp_path / name)[columns] for name in ("run", "again"))
