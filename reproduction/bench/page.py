@@ -83,7 +83,7 @@ def comparison(folder: Path) -> str:
     rows, engines = [], _engines(folder)
     for work, unit, ours, name in TABLES["compared"]:
         file, *keys = ours.split("/")
-        figure, theirs = _load(folder / f"{file}.json")["figures"], engines[f"vllm-{name}"]
+        figure, theirs = _load(folder / f"{file}.json")["figures"], engines[f"vllm-{TABLES['version']}-{name}"]
         for key in keys:
             figure = figure[key]
         value, other = figure["median"], theirs["figures"]["value"]["median"]

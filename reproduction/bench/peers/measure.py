@@ -50,7 +50,7 @@ def main(
     attention: str = "flash_attention_4",
     folder: str = RESULTS,
 ) -> None:
-    """Measures and prints; adds each case to peers.json when it has been measured.
+    """Measures and prints; adds each case to peers.json, under the engine and its version, when it has been measured.
 
     cases: beginnings of names, separated by ";". path: of the trace. attention: of transformers.
     """
@@ -79,7 +79,7 @@ def main(
             "start_seconds": start_seconds,
             "figures": {"value": values, "seconds": spread(seconds)},
         }
-        print(f"written: {store(f'{engine}-{name}', hardware, found, folder)}", flush=True)
+        print(f"written: {store(f'{engine}-{version}-{name}', hardware, found, folder)}", flush=True)
 
 
 def store(name: str, hardware: str, found: dict[str, Any], folder: str) -> Path:

@@ -1,4 +1,4 @@
-"""vLLM (0.22) as it is by default: its engine in a process of its own, asynchronous scheduling, captured graphs.
+"""vLLM (0.22 and 0.33) as it is by default: its engine in a process of its own, asynchronous scheduling, captured graphs.
 
 Only what the work asks for is set, and what keeps vLLM off the network and off libraries that may not be installed:
 FlashInfer's sampler (greedy decoding uses none) and automatic choice of the attention kernel, which would silently fall
