@@ -2,18 +2,22 @@
 
 import inspect
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from places import RESULTS, ROOT
 
+from cbatch import Request
 from cbatch.model.checkpoint import Vocabulary
 from experiments.settings.command_line import keyword_arguments
 from experiments.settings.compose import compose_run
 from experiments.setup.presets import load_spec
 from reproduction.bench import __main__ as bench
+from reproduction.bench.in_vllm import drafts
 from reproduction.bench.page import BEGIN, END, comparison, text
 from reproduction.bench.peers.cases import CASES, requests_of, speed
 from reproduction.papers import __main__ as papers
@@ -55,6 +59,21 @@ def test_peers_serve_the_requests_that_our_benchmark_serves(name: str, benchmark
         *((each.prompt, each.max_new_tokens) for each in ours)
     ]
     assert (settings.model.name, settings.batch) == (case.model, case.batch)
+
+
+@pytest.mark.long
+def test_wrong_tokens_and_outputs_cut_short_are_counted(tmp_path: Path) -> None:
+    spec = replace(load_spec("tiny"), hidden_size=32, head_dim=8, intermediate_size=32, vocab_size=128)
+    model, prompt, output = drafts.write_model(spec, tmp_path), (1, 2, 3), tuple[int, ...]()
+    for _ in range(20):
+        output += (int(model(torch.tensor([[*prompt, *output]])).logits[0, -1].argmax()),)
+    assert drafts.count_wrong(model, prompt, output) == 0
+    assert drafts.count_wrong(model, prompt, (*output[:-1], (output[-1] + 1) % 128)) == 1
+    assert drafts.count_wrong(model, (1, 2, 4), output) > 0
+    stop, request = drafts.STOP, Request(0, 3, 4, prompt=[1, 2, 3], stop_tokens=(drafts.STOP,))
+    for tokens, is_whole in (([5, 5, 5, 5], True), ([5, stop], True), ([5, 5], False), ([stop, 5, 5, 5], False)):
+        request.output = tokens
+        assert drafts.ended(request) == is_whole
 
 
 @pytest.mark.parametrize(("name", "value"), [("decode-2048", 3e3 / 2048), ("one", 512 / 3), ("pd-256", 144 * 1024 / 3)])

@@ -23,10 +23,13 @@ from vllm_rig import Rig
 from cbatch import BatchShape, Limits, Plan, PlanError, Request, StepRecord, View
 from cbatch.cost import CostFunction
 from cbatch.vllm import Adapter
+from experiments.setup.presets import load_spec
 from policies.chunking import Fixed as FixedChunks
 from policies.drafting import Adaptive, DraftingRule, Ema, Fixed, Goodput, Table, ThroughputAware, WithDrafts
 from policies.joint import Joint
 from policies.sarathi_serve import SarathiServe
+from reproduction.bench.in_vllm import drafts as bench
+from reproduction.bench.in_vllm.turns import TurnsScheduler
 
 Proposal = Callable[[str, Sequence[int]], list[int]]
 """Returns the drafts of a request, by its vLLM id and its tokens."""
@@ -389,6 +392,34 @@ def test_no_token_no_request_and_no_block_is_lost_with_drafts(mode: Any, num_run
         assert mode != "strict" or rig.prefix_cache or not (counts.short or counts.unplanned), f"seed {seed}"
         total += Counter(asdict(counts))
     assert 0 < total["accepted_drafts"] < total["drafts"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["ngram", "ngram_gpu"])
+def test_one_engine_takes_turns_between_vllms_rule_and_policies_with_drafts(asynchronous: bool) -> None:
+    """The sides of the benchmark `vllm_drafts`, in a KV cache that makes each preempt."""
+    limits = Limits(4, bench.BUDGET, bench.LONGEST, max_drafts=bench.DRAFTS)
+    rig = DraftingRig(None, limits, 60, 16, asynchronous=asynchronous)
+    rig.scheduler, planned = rig.make(TurnsScheduler), list[Any]()
+    schedule = rig.scheduler.schedule
+    rig.scheduler.schedule = lambda: planned.append(schedule()) or planned[-1]
+    for side in bench.SIDES:
+        numbers, clients = random.Random(0), Clients(random.Random(0), leave=0.0)
+        clients.num_left = 0
+        rig.worker = Worker(
+            lambda id_, known, numbers=numbers: guess(id_, known, numbers.randrange(4), 3), asynchronous
+        )
+        planned.clear()
+        requests = bench.draw(10, load_spec("tiny"))
+        for request in requests:
+            rig.scheduler.add_request(rig.request(request, cbatch=side))
+        for _ in clients.turns(rig):
+            clients.take(rig.step())
+        for each in requests:
+            places = range(each.num_prompt_tokens, each.max_tokens)
+            assert clients.outputs[str(each.id)] == [target(str(each.id), place) for place in places], side
+        assert any(output.preempted_req_ids for output in planned), side
+        assert any(output.scheduled_spec_decode_tokens for output in planned) == (side != bench.SIDES[1]), side
+        assert rig.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == rig.num_blocks, side
 
 
 RULES: dict[str, Callable[[], DraftingRule]] = {
