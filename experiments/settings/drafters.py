@@ -28,6 +28,8 @@ def model_drafter(
     """
     if (path is None) == (model is None):
         raise ConfigError("drafter=model: give drafter.path=FOLDER, a checkpoint, or drafter.model=NAME, of conf/model")
+    if path is not None and not Path(path).expanduser().is_dir():
+        raise ConfigError(f"drafter.path={path} is not a folder; give a checkpoint's folder")
     spec = load_spec(str(model), "drafter.model") if path is None else spec_from_checkpoint(Path(path).expanduser())
     if simulated:
         if survivals is None and alpha is None:
