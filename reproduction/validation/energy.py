@@ -76,7 +76,7 @@ QWEN = (
     Row(256, 632.8, 7718.8, 31.36, 36.36, 72.22),
     Row(512, 615.6, 8534.6, 47.16, 63.72, 141.98),
 )
-"""Of Qwen3-8B."""
+"""Rows of Qwen3-8B."""
 
 
 def rates(row: Row) -> tuple[float, float, float]:

@@ -62,7 +62,7 @@ def test_sizes_are_every_tile_above_the_batch() -> None:
 
 
 def test_a_step_takes_a_graph_with_the_fewest_passes_of_a_draft_model_that_it_needs() -> None:
-    """Of 2 requests with up to 3 drafts: as many rows as the drafts of each number need, and mixed graphs without drafts or with the most."""
+    """2 requests with up to 3 drafts: as many rows as the drafts of each number need, and mixed graphs without drafts or with the most."""
     shapes = default_shapes(Limits(2, 64, 64, tile=32, max_drafts=3), 16, "all", range(3))
     sizes = [(shape.num_tokens, shape.num_rows, shape.num_drafts) for shape in shapes]
     decodes = [

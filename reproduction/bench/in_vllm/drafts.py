@@ -32,7 +32,7 @@ BATCH, BUDGET, LONGEST, STOP, DRAFTS = 24, 512, 480, 7, 3
 BLOCKS = 320
 """KV blocks of 16 tokens: `BATCH` requests need up to 720."""
 SCALE = 0.1
-"""Of the weights that write to the residual stream."""
+"""Factor of the weights that write to the residual stream."""
 PREDICTED = "model=llama-3.1-8b hardware=h200-vllm"
 SIDES = (
     VLLM,
