@@ -40,6 +40,8 @@ class Step:
     behind: drafts of each request in the iteration in flight that samples its newest token. `start` counts all of them: it is too large by
         those that are rejected. None without `drafts`.
     within: place of each row of `split` among those of its request; None elsewhere.
+    sent: int32 [num_batch_tokens]; where each token's keys and values are written in another executor's cache too: its cache index
+        plus what `StreamExecutor.send_to` returned. 0: nowhere. None: no token is.
     known_shape, known_seconds: `shape()` and `seconds()`, if already known.
     """
 
@@ -61,6 +63,7 @@ class Step:
     drafts: Ints | None = None
     behind: Ints | None = None
     within: Ints | None = None
+    sent: Tokens | None = None
     known_shape: BatchShape | None = None
     known_seconds: float | None = None
 

@@ -85,7 +85,7 @@ class Life:
 class Transfer(NamedTuple):
     """KV cache that was sent from one replica to another.
 
-    num_tokens, num_bytes: sent. started, ended: seconds. hidden: share of the time alone that passed during the prefill.
+    num_tokens, num_bytes: sent. started, ended: seconds. hidden: share of the bytes that was sent during the prefill.
     """
 
     request: int

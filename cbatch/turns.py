@@ -43,7 +43,7 @@ class Turns:
 
     arrivals: the requests to serve; an engine's own. leaps: whether a turn may be a leap over many.
     on_arrival: the policy's hook, which a recorder may wrap.
-    inbox: requests that other engines hand to this one. on_leave: called with a request that another engine continues (`State.hands_over`). on_absorbed: with each ended step.
+    inbox: requests that other engines hand to this one. on_leave: called with a request that another engine continues (`State.hands_over`). on_launch: with each step that begins. on_absorbed: with each ended one.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Turns:
         self.leaps, self._empty_plan, self.inbox = True, Plan(), Inbox()
         self.seconds_copying = 0.0  # for which iterations waited for copies of KV blocks
         self.observer: Observer | None = None  # of a cluster
-        self.on_leave = self.on_absorbed = cast(Callable[[Any], object], ignore)
+        self.on_leave = self.on_launch = self.on_absorbed = cast(Callable[[Any], object], ignore)
         hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
         self.on_arrival, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
         repeats = getattr(executor, "repeats", False)
@@ -168,6 +168,7 @@ class Turns:
         step = state.apply(checked, planned_at)
         counts = (self._num_preempted, state.pool.num_used, len(state.waiting), len(state.running))
         self._num_preempted = 0
+        self.on_launch(step)
         launched = InFlight(step, self.executor.launch(step), (planned_at, self.executor.now()), counts)
         if step.num_batch_tokens == step.num_decode_tokens and not (
             checked.drafts is not None or plan.preempt or plan.reject

@@ -9,13 +9,17 @@ With `push` the decoder reserves blocks before the prefill, and full blocks are 
     decoder's thread    `_kept` |                                              | `_read`
     pair's thread                           | copy chunk 0 |   | copy chunk 1 |        | copy the rest |
     prefiller's thread          | chunk 0   | chunk 1          | chunk 2      | first token
+
+If layers are sent as computed, each layer writes the keys and values of its tokens to both caches. Then threads copy only what the
+prefiller has found in its prefix cache, and `_read` has nothing to wait for.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +27,7 @@ from numpy.typing import NDArray
 from cbatch.cluster.transfers import Moves
 from cbatch.engine import Engine
 from cbatch.executor import Step
+from cbatch.kv import BlockPool
 from cbatch.moves import Loading, Moved, hold
 from cbatch.record import Transfer
 from cbatch.request import Request
@@ -41,15 +46,42 @@ class Prefilled(NamedTuple):
 
 @dataclass(eq=False)
 class _Sent:
-    """The part of a request's blocks that is copied before the last copy.
+    """The part of a request's blocks that is sent before the last copy.
 
-    decoder, blocks: where they go. number: leading blocks that are there, or on their way. copies: bytes, start and end of each copy, seconds.
+    decoder, blocks: where they go. places: int32 [blocks, block size], of each token in `Step.sent`. there: bool, whether it is there, or on
+    its way. num_begun: copies. copies: blocks, bytes, start and end of those that have ended, seconds.
     """
 
     decoder: int
     blocks: NDArray[np.int32]
-    number: int
-    copies: list[tuple[int, float, float]] = field(default_factory=list)
+    places: NDArray[np.int32]
+    there: NDArray[np.bool_]
+    num_begun: int = 0
+    copies: list[tuple[int, int, float, float]] = field(default_factory=list)
+
+    @classmethod
+    def to(cls, decoder: int, pool: BlockPool, loading: Loading, first_place: int = 0) -> Self:
+        """Counts what the decoder has found in its cache as sent. first_place: of the decoder's cache in `Step.sent`."""
+        blocks = pool.tables[loading.row, : pool.held_by(loading.row)].copy()
+        offsets = np.arange(pool.block_size, dtype=np.int32)
+        places = blocks[:, None] * np.int32(pool.block_size) + offsets + np.int32(first_place)
+        places[: loading.num_found] = 0
+        there = np.zeros(places.shape, np.bool_)
+        there[: loading.num_found] = True
+        return cls(decoder, blocks, places, there)
+
+    @property
+    def is_copying(self) -> bool:
+        return self.num_begun > len(self.copies)
+
+    def missing(self, number: int) -> NDArray[np.int64]:
+        """Returns which of the first blocks have to be copied."""
+        return np.flatnonzero(~self.there[:number].all(1))
+
+    def copy(self, missing: NDArray[np.int64]) -> None:
+        """Counts blocks as there, whose copy begins."""
+        self.there[missing] = True
+        self.num_begun += 1
 
 
 class LiveTransfers:
@@ -69,6 +101,12 @@ class LiveTransfers:
             for sender, receiver in pairs
         }
         self._of_pairs = {pair: ThreadPoolExecutor(1, f"copies {pair[0]} to {pair[1]}") for pair in self._copies}
+        self._places = {  # in `Step.sent`, of index 0 in the decoder's cache
+            (sender, receiver): cast(Any, engines[sender].executor).send_to(engines[receiver].executor)
+            for sender, receiver in self._copies
+            if moves.layers > 1
+        }
+        self._after_flight: dict[int, list[tuple[int, Callable[[], object]]]] = defaultdict(list)
         for replica, engine in enumerate(engines):
             engine.state.hands_over = partial(self._hands_over, replica)
             engine.on_leave = partial(self._leave, replica)
@@ -77,6 +115,7 @@ class LiveTransfers:
             if moves.push:
                 engine.inbox.on_kept = partial(self._kept, replica)
                 engine.on_absorbed = partial(self._send_computed, replica)
+                engine.on_launch = partial(self._send_layers, replica)
 
     # -- called by the thread that routes -----------------------------------------------------------------------------
 
@@ -91,7 +130,8 @@ class LiveTransfers:
     def offer(self, request: Request, prefiller: int, decoder: int, moved: Moved) -> None:
         """Hands a request with a computed prompt to its decoder, after the copies that have begun."""
         offer = partial(self._threads.post, decoder, partial(self._offer, decoder, request, moved))
-        self._in_order((prefiller, decoder), offer) if request.id in self._sent else offer()
+        sent = self._sent.get(request.id)
+        self._in_order((prefiller, decoder), offer) if sent is not None and sent.is_copying else offer()
 
     def ended(self, request: Request, replica: int) -> int | None:
         """Forgets a request that has ended in a replica; returns the decoder that was told of it and never got it."""
@@ -101,12 +141,15 @@ class LiveTransfers:
         del self._sent[request.id]
         if replica != prefiller:
             return None
-        forget = partial(self._forget, sent.decoder, request)
-        self._in_order((prefiller, sent.decoder), partial(self._threads.post, sent.decoder, forget))
+        forget = partial(self._threads.post, sent.decoder, partial(self._forget, sent.decoder, request))
+        self._threads.post(
+            prefiller, partial(self._when_landed, prefiller, partial(self._in_order, (prefiller, sent.decoder), forget))
+        )
         return sent.decoder
 
     def settle(self) -> None:
         """Ends what is left after a run: copies for requests whose clients have left."""
+        self._threads.run_posted()
         for thread in self._of_pairs.values():
             thread.shutdown()
         self._threads.run_posted()
@@ -131,35 +174,64 @@ class LiveTransfers:
         self._engines[decoder].poke(0.0)
 
     def _kept(self, decoder: int, request: Request, now: float) -> None:
-        inbox, pool = self._engines[decoder].inbox, self._engines[decoder].state.pool
-        row, found = inbox.kept[request.id].row, inbox.kept[request.id].num_found
-        self._sent[request.id] = _Sent(decoder, pool.tables[row, : pool.held_by(row)].copy(), found)
-        self._threads.post(self._prefiller_of[request.id], request)
+        prefiller, kept = self._prefiller_of[request.id], self._engines[decoder].inbox.kept[request.id]
+        first_place = self._places.get((prefiller, decoder), 0)
+        self._sent[request.id] = _Sent.to(decoder, self._engines[decoder].state.pool, kept, first_place)
+        self._threads.post(prefiller, request)
+
+    def _send_layers(self, replica: int, step: Step) -> None:
+        """Lets the layers of an iteration write the tokens of full blocks to decoders."""
+        if not self._places or not self._sent or step.num_batch_tokens == step.num_decode_tokens:
+            return
+        step.sent, ends = np.zeros(step.num_batch_tokens, np.int32), step.num_tokens.cumsum().tolist()
+        for request, start, number, end in zip(
+            step.requests, step.start.tolist(), step.num_tokens.tolist(), ends, strict=True
+        ):
+            if (sent := self._sent_of(replica, request)) is not None:
+                places = sent.places.reshape(-1)[start : start + number]  # fewer at the end of a prompt
+                step.sent[end - number :][: len(places)] = places
+                sent.there.reshape(-1)[start : start + number] = True
 
     def _send_computed(self, replica: int, step: Step) -> None:
-        """Begins to copy the full blocks that an iteration has completed."""
+        """Begins to copy the full blocks that an iteration has completed, and that its layers have not sent."""
+        after = self._after_flight[replica]
+        while after and after[0][0] <= step.index:
+            after.pop(0)[1]()
         if not self._sent or step.num_batch_tokens == step.num_decode_tokens:
             return
         engine = self._engines[replica]
         for request, end in zip(step.requests, (step.start + step.num_tokens).tolist(), strict=True):
-            sent, number = self._sent.get(request.id), end // engine.state.pool.block_size
-            if sent is None or number <= sent.number or not self._is_prefilled(replica, request):
+            if (sent := self._sent_of(replica, request)) is None:
+                continue
+            number = min(end // engine.state.pool.block_size, len(sent.blocks))
+            if not len(missing := sent.missing(number)):
                 continue
             if (held := hold(engine.state, request, number, engine.now())) is not None:
-                blocks = held.blocks[sent.number :], sent.blocks[sent.number : number]
-                sent.number = number
+                sent.copy(missing)
+                blocks = held.blocks[missing], sent.blocks[missing]
                 self._in_order((replica, sent.decoder), partial(self._copy_part, replica, sent, blocks, request, held))
 
-    def _is_prefilled(self, replica: int, request: Request) -> bool:
-        return request._table is self._engines[replica].state.table and self._hands_over(replica, request)
+    def _sent_of(self, replica: int, request: Request) -> _Sent | None:
+        """Returns what is sent of a request that a replica prefills for another."""
+        is_here = request._table is self._engines[replica].state.table and self._hands_over(replica, request)
+        return self._sent.get(request.id) if is_here else None
+
+    def _when_landed(self, replica: int, function: Callable[[], object]) -> None:
+        """Calls a function once the iterations in flight have ended, whose layers may write to blocks of other replicas."""
+        if in_flight := self._engines[replica]._in_flight:
+            self._after_flight[replica].append((in_flight[-1].step.index, function))
+        else:
+            function()
 
     def _read(self, decoder: int, loading: Loading, moved: Moved, now: float) -> None:
-        pool, row, id_ = self._engines[decoder].state.pool, loading.row, loading.request.id
-        sent = self._sent.pop(id_, None) or _Sent(
-            decoder, pool.tables[row, : pool.held_by(row)].copy(), loading.num_found
-        )
-        pair = self._prefiller_of[id_], decoder
-        self._in_order(pair, partial(self._copy_rest, pair, sent, loading, moved, now))
+        pool, id_ = self._engines[decoder].state.pool, loading.request.id
+        sent = self._sent.pop(id_, None) or _Sent.to(decoder, pool, loading)
+        missing, pair = sent.missing(len(moved.blocks)), (self._prefiller_of[id_], decoder)
+        end = partial(self._end, pair, sent, loading, moved, now)
+        if len(missing):
+            sent.copy(missing)
+            self._in_order(pair, partial(self._copy, pair, sent, (moved.blocks[missing], sent.blocks[missing])))
+        self._in_order(pair, end) if sent.is_copying else end()
 
     def _offer(self, decoder: int, request: Request, moved: Moved) -> None:
         self._engines[decoder].offer(request, moved, 0.0)
@@ -192,15 +264,16 @@ class LiveTransfers:
         self._copy((prefiller, sent.decoder), sent, blocks)
         self._drop(request, held)
 
-    def _copy_rest(self, pair: tuple[int, int], sent: _Sent, loading: Loading, moved: Moved, asked_at: float) -> None:
+    def _end(self, pair: tuple[int, int], sent: _Sent, loading: Loading, moved: Moved, asked_at: float) -> None:
+        """Ends a transfer: all blocks are there."""
         request, decoder = loading.request, self._engines[pair[1]]
-        self._copy(pair, sent, (moved.blocks[sent.number :], sent.blocks[sent.number :]))
-        spans = [(start, end) for _, start, end in sent.copies]
-        hidden = sum(max(min(end, moved.at) - start, 0.0) for start, end in spans)
-        tokens = (len(moved.blocks) - loading.num_found) * decoder.state.pool.block_size
-        num_bytes, seconds = sum(copy[0] for copy in sent.copies), sum(end - start for start, end in spans)
-        times = asked_at, spans[-1][1], hidden / seconds if seconds else 0.0
-        self.done.append(Transfer(request.id, *pair, tokens, num_bytes, *times))
+        number, copies = len(moved.blocks) - loading.num_found, sent.copies
+        by_layers = (number - sum(copy[0] for copy in copies)) * self._moves.block_bytes
+        num_bytes = by_layers + sum(copy[1] for copy in copies)
+        late = sum(size * np.interp(moved.at, times, (1.0, 0.0)).item() for _, size, *times in copies)
+        hidden = 1 - late / num_bytes if num_bytes else 0.0
+        tokens, ended = number * decoder.state.pool.block_size, copies[-1][-1] if copies else asked_at
+        self.done.append(Transfer(request.id, *pair, tokens, num_bytes, asked_at, max(ended, asked_at), hidden))
         decoder.inbox.copied.append(request.id)
         self._threads.post(pair[1], partial(decoder.poke, 0.0))
         self._drop(request, moved)
@@ -208,5 +281,5 @@ class LiveTransfers:
     def _copy(self, pair: tuple[int, int], sent: _Sent, blocks: Any) -> None:
         now = self._engines[pair[1]].now
         start = now()
-        num_bytes = self._copies[pair](blocks) if len(blocks[0]) else 0
-        sent.copies.append((num_bytes, start, now()))
+        num_bytes = self._copies[pair](blocks)
+        sent.copies.append((len(blocks[0]), num_bytes, start, now()))

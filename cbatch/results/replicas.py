@@ -90,7 +90,7 @@ def rows_of(run: Gathered, prices: Sequence[float] | None, num_replicas: int) ->
 def transfers_of(run: Gathered, window: Window) -> Figures:
     """Returns the transfers between replicas that ended in the window.
 
-    visible_seconds, hidden_share: means of the seconds after the prefill, and of the share of the time alone that passed during it.
+    visible_seconds, hidden_share: means of the seconds after the prefill, and of the share of the bytes sent during it.
     """
     ended = [transfer for transfer in run.transfers if window.start < transfer.ended <= window.end]
     return {

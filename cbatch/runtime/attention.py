@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from cbatch.errors import ConfigError
 from cbatch.kv import KVSize, blocks_for
 from cbatch.model import Layers, ModelSpec
 from cbatch.runtime.batch import Extents, Fields
+
+PLACE_BITS = 26
+"""Bits of a place in `Step.sent` that hold the index in a receiver's cache. Those above hold the number of the receiver, from 1."""
 
 
 class PagedCache:
@@ -19,6 +23,9 @@ class PagedCache:
 
     layers: the layers of the stage that the cache belongs to. texts: int32 [blocks + 1, block size], in the first stage the token of each key and
     value, if iterations have drafts, which are made from them.
+
+    receivers: caches of other executors, numbered from 1, that iterations write to as well. addresses: int64 [31 + 1, 3], for a kernel: of
+    each, where keys and values begin, and the elements of a layer. sends: whether the model writes to them.
 
     The last block is the dummy block. Padding writes to it, so padding needs no branch. No row reads it.
     Owner: the iteration. Only the compute stream reads and writes the cache.
@@ -32,6 +39,23 @@ class PagedCache:
         self.values = torch.zeros_like(self.keys)
         self.texts = torch.zeros(shape[1:3], dtype=torch.int32, device=device)
         self.size = size
+        self.receivers: list[PagedCache] = []
+        self.addresses = torch.zeros((2 ** (31 - PLACE_BITS), 3), dtype=torch.int64, device=device)
+        self.sends = True
+
+    def connect(self, receiver: "PagedCache") -> int:
+        """Adds a receiver, of equal shape but for the blocks, unless it is there; returns the place in `Step.sent` of its index 0.
+
+        Raises ConfigError if the model does not write to receivers.
+        """
+        if not self.sends:
+            problem = "backend.transfers.layerwise=true: on GPUs only the fused models send each layer"
+            raise ConfigError(f"{problem}; choose one of them with runtime.compile=false, or give layerwise=false")
+        if receiver not in self.receivers:
+            self.receivers.append(receiver)
+            addresses = receiver.keys.data_ptr(), receiver.values.data_ptr(), receiver.keys.stride(0)
+            self.addresses[len(self.receivers)] = torch.tensor(addresses)
+        return (self.receivers.index(receiver) + 1) << PLACE_BITS
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Returns the keys and values of one layer, [blocks + 1, block size, kv heads, head dim] each."""
@@ -45,6 +69,12 @@ class PagedCache:
         """
         for cache, new in zip(self.layer(layer), (keys, values), strict=True):
             cache.flatten(0, 1).index_copy_(0, indices, new)
+
+    def send(self, layer: int, sent: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Stores the keys and values of new tokens in the receivers. sent: int32 [tokens], see `Step.sent`; the others: as in `write`."""
+        for number, receiver in enumerate(self.receivers, 1):
+            tokens = (sent >> PLACE_BITS == number).nonzero()[:, 0]
+            receiver.write(layer, sent[tokens].long() % 2**PLACE_BITS, keys[tokens], values[tokens])
 
 
 class Attention(Protocol):

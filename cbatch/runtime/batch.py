@@ -53,7 +53,7 @@ class Shape(NamedTuple):
     @property
     def size(self) -> int:
         """Returns the number of int32 words in the packed buffer."""
-        return 5 * self.num_tokens + 8 * self.num_rows + 1 + self.num_rows * self.num_blocks
+        return 6 * self.num_tokens + 8 * self.num_rows + 1 + self.num_rows * self.num_blocks
 
 
 def most_drafts(step: Step) -> int:
@@ -71,6 +71,7 @@ class Fields(Generic[Array]):
         `carry.step_back` takes those back that were rejected.
     positions: int32 [tokens]; position of each token in its request.
     kv_indices: int32 [tokens]; cache index of each token's key and value: block * block size + offset.
+    sent: int32 [tokens]; see `Step.sent`.
     query_starts: int32 [rows + 1]; first token of each row.
     context_lens: int32 [rows]; tokens of each request in the KV cache, including this iteration's tokens.
     drafts: int32 [rows]; place of each row among those of its request; 0 without drafts.
@@ -85,6 +86,7 @@ class Fields(Generic[Array]):
     behind: Array
     positions: Array
     kv_indices: Array
+    sent: Array
     query_starts: Array
     context_lens: Array
     drafts: Array
@@ -139,7 +141,7 @@ def _views(buffer: Any, shape: Shape, float32: Any) -> Fields[Any]:
     parts: dict[str, Any] = {}
     begin = 0
     for index, field in enumerate(fields(Fields)):
-        size = sizes.get(field.name, tokens if index < 5 else rows)
+        size = sizes.get(field.name, tokens if index < 6 else rows)
         part = buffer[begin : begin + size]
         parts[field.name] = part.view(float32) if field.name in _FLOATS else part
         begin += size
@@ -176,6 +178,7 @@ def pack(step: Step, shape: Shape, out: Fields[NDArray[Any]]) -> None:
         out.behind[last] = step.behind
     column, offset = np.divmod(positions, block_size)
     out.kv_indices[:num_tokens] = pool.tables[token_rows, column] * block_size + offset
+    out.sent[:num_tokens] = 0 if step.sent is None else step.sent
     width = min(shape.num_blocks, pool.tables.shape[1])  # a graph's tables may be wider than any request's
     out.block_tables[:num_rows, :width] = pool.tables[table_rows, :width]
     out.block_tables[:num_rows, width:] = pool.num_blocks
@@ -200,7 +203,7 @@ def _pad(
     out.context_lens[num_rows:] = out.drafts[num_rows:] = 0
     out.token_ids[num_tokens:] = PLACEHOLDER
     out.carry[num_tokens:] = NOT_CARRIED
-    out.behind[num_tokens:] = out.positions[num_tokens:] = 0
+    out.behind[num_tokens:] = out.positions[num_tokens:] = out.sent[num_tokens:] = 0
     out.kv_indices[num_tokens:] = dummy_block * block_size + np.arange(shape.num_tokens - num_tokens) % block_size
     out.block_tables[num_rows:] = dummy_block
     out.temperature[num_rows:] = 0

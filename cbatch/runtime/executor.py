@@ -16,6 +16,7 @@ CPU and GPU differ in streams, pinned memory, and the `Iteration`s that compute.
 
 from collections.abc import Sequence
 from functools import cached_property, partial
+from itertools import chain
 from math import inf
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
@@ -63,6 +64,16 @@ class StreamExecutor:
         self._streams = streams
         self._slots = slots
         self._iterations = list(iterations)
+
+    def send_to(self, receiver: "StreamExecutor") -> int:
+        """Returns the place in `Step.sent` of index 0 in the caches of another executor, of equal stages and ranks, which stay referenced.
+
+        Raises ConfigError if the models write to their own caches only.
+        """
+        (place,) = {
+            cache.connect(other) for cache, other in zip(chain(*self.caches), chain(*receiver.caches), strict=True)
+        }
+        return place
 
     def launch(self, step: Step) -> LaunchedStep:
         """Packs the step and enqueues its work without waiting."""

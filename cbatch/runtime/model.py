@@ -59,7 +59,9 @@ def paged_attention(
     [1, tokens, heads, head dim], and None for the attention weights.
     """
     layer: Any = module.layer_idx
-    paged.cache.write(layer, paged.kv_indices, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    new = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    paged.cache.write(layer, paged.kv_indices, *new)
+    paged.cache.send(layer, paged.batch.sent, *new)
     output = paged.attention(
         query[0].transpose(0, 1), *paged.cache.layer(layer), paged.batch, paged.bounds, scaling=scaling
     )
@@ -91,6 +93,7 @@ class PagedModel:
             greedy: finds the most likely tokens, like `sampling.greedy`.
         """
         self.cache, self.layers = cache, cache.layers
+        cache.sends = cache.keys.is_cpu  # a graph cannot hold `PagedCache.send`
         self.hidden_size: int = model.config.hidden_size
         self.vocab_size: int = model.config.vocab_size
         self._body = _body_of_stage(model, self.layers, cache.keys.device)

@@ -46,9 +46,9 @@ def moves_of(settings: Settings, setups: Sequence[Setup], roles: Sequence[Role])
 
 def _real(backend: Real, setups: Sequence[Setup]) -> Moves:
     transfers = backend.transfers
-    if transfers.layerwise:
-        problem = "backend.transfers.layerwise=true: real blocks are sent after each chunk of a prompt, not each layer"
-        raise ConfigError(f"{problem}; give backend.transfers.layerwise=false")
+    if transfers.layerwise and any(setup.limits.max_drafts for setup in setups):
+        problem = "backend.transfers.layerwise=true: drafts are made from tokens, which layers do not send"
+        raise ConfigError(f"{problem}; give layerwise=false or drafter=none")
     backends = [setup.settings.backend for setup in setups]
     unlike = len({(each.tensor_parallel, each.pipeline_stages) for each in backends}) > 1
     if unlike or any(setup.kv.num_host_blocks for setup in setups):
@@ -56,4 +56,6 @@ def _real(backend: Real, setups: Sequence[Setup]) -> Moves:
         remedy = "give all pools the same tensor_parallel and pipeline_stages, and kv.host_tokens=0"
         raise ConfigError(f"{problem}; {remedy}")
     link = PiecewiseLinear((1.0,), (0.0,))
-    return Moves(0, link, transfers.push, lease=transfers.lease or inf, connect=backend.copies)
+    spec, block_size = setups[0].settings.model, setups[0].kv.block_size
+    block_bytes, layers = spec.kv_bytes_per_token * block_size, spec.num_layers if transfers.layerwise else 1
+    return Moves(block_bytes, link, transfers.push, layers, transfers.lease or inf, connect=backend.copies)

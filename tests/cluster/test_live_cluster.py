@@ -131,10 +131,13 @@ def move_cluster(
     lease: float = inf,
     push: bool = False,
     policy: Callable[[], Policy] = Orca,
+    layers: int = 1,
 ) -> LiveCluster:
     """Two prefillers and two decoders on threads of their own."""
     roles = [Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE]
-    moves = Moves(0, PiecewiseLinear((1.0,), (0.0,)), push, lease=lease, connect=connect)
+    moves = Moves(
+        8 * LLAMA.kv_bytes_per_token, PiecewiseLinear((1.0,), (0.0,)), push, layers, lease=lease, connect=connect
+    )
     return LiveCluster([replica(policy(), LRU()) for _ in roles], RoundRobin(), roles=roles, moves=moves)
 
 
@@ -150,13 +153,13 @@ def connected_late(sender: Any, receiver: Any) -> Callable[[Any], int]:
     return copy
 
 
-@pytest.mark.parametrize("push", [False, True])
+@pytest.mark.parametrize(("push", "layers"), [(False, 1), (True, 1), (True, LLAMA.num_layers)])
 @pytest.mark.parametrize(("lease", "connect"), [(inf, connected), (inf, connected_late), (1e-9, connected)])
 def test_real_tokens_are_prefilled_here_and_decoded_there(
-    lease: float, connect: Callable[[Any, Any], Callable[[Any], int]], push: bool
+    lease: float, connect: Callable[[Any, Any], Callable[[Any], int]], push: bool, layers: int
 ) -> None:
     """Replicas compute while blocks are copied; with leases that end at once, decoders compute the prompts again."""
-    cluster = move_cluster(connect, lease, push, lambda: SarathiServe(Fixed(9)))
+    cluster = move_cluster(connect, lease, push, lambda: SarathiServe(Fixed(9)), layers)
     requests = asked(*[0.002 * place for place in range(12)])
     run(cluster, requests)
     assert [request.output for request in requests] == [each.output for each in greedy_references(LLAMA)[:12]]
@@ -168,13 +171,17 @@ def test_real_tokens_are_prefilled_here_and_decoded_there(
     assert all(transfer.started > (firsts[transfer.request] or inf) for transfer in cluster.record.transfers)
     hidden = [transfer.hidden for transfer in cluster.record.transfers]
     assert all(0 <= share <= 1 for share in hidden) and any(hidden) == (push and lease == inf)
+    num_bytes = sum(transfer.num_bytes for transfer in cluster.record.transfers)
+    assert num_bytes == sent * LLAMA.kv_bytes_per_token
+    if layers > 1:
+        assert all(share == 1 for share in hidden)
     check_empty(cluster)
 
 
-@pytest.mark.parametrize("push", [False, True])
-def test_clients_leave_while_blocks_are_copied(push: bool) -> None:
+@pytest.mark.parametrize(("push", "layers"), [(False, 1), (True, 1), (True, LLAMA.num_layers)])
+def test_clients_leave_while_blocks_are_copied(push: bool, layers: int) -> None:
     """At times at which requests are prefilled, offered, copied and decoded; what each has got by then stays."""
-    cluster = move_cluster(connected_late, push=push, policy=lambda: SarathiServe(Fixed(9)))
+    cluster = move_cluster(connected_late, push=push, policy=lambda: SarathiServe(Fixed(9)), layers=layers)
     timeouts = [0.004 * (1 + place) for place in range(12)]
     requests = [
         Request.from_spec(replace(spec_of(request), timeout=timeout))
@@ -189,12 +196,13 @@ def test_clients_leave_while_blocks_are_copied(push: bool) -> None:
 
 @pytest.mark.long
 def test_random_policies_and_clients_keep_tokens_and_blocks() -> None:
-    """Requests are preempted at both replicas, whatever is on its way."""
+    """Requests are preempted at both replicas, of one or two stages, whatever is on its way."""
     transfers = []
-    for seed in range(12):
-        executors = [make_executor(LLAMA, LIMITS, 60, 4) for _ in range(2)]
-        connect = (connected, connected_late)[seed % 2]
-        cluster = serve_apart(executors, LLAMA, LIMITS, KVSize(15, 4), connect, seed)
+    for seed in range(18):
+        limits = replace(LIMITS, num_stages=1 + seed % 2)
+        executors = [make_executor(LLAMA, limits, 60, 4) for _ in range(2)]
+        connect = (connected, connected_late)[seed // 2 % 2]
+        cluster = serve_apart(executors, LLAMA, limits, KVSize(15, 4), connect, seed, layerwise=seed % 3 == 0)
         cluster.executor.close()
         transfers += cluster.record.transfers
     assert len(transfers) > 50 and any(transfer.hidden for transfer in transfers)
@@ -241,8 +249,8 @@ def test_kept_blocks_stay_until_the_copies_to_them_have_ended(leaves: bool) -> N
     engines = [replica(policy(Fixed(9)), LRU()), replica(Orca(), LRU())]
     cluster = LiveCluster(engines, RoundRobin(), roles=[Role.PREFILL, Role.DECODE], moves=moves)
     reference = greedy_references(LLAMA)[-1]
-    first = replace(spec_of(reference.request(0, 4)), timeout=0.1 if leaves else None)
-    requests = [Request.from_spec(each) for each in (first, replace(spec_of(asked(0.4)[0]), id=1))]
+    first = replace(spec_of(reference.request(0, 4)), timeout=0.5 if leaves else None)
+    requests = [Request.from_spec(each) for each in (first, replace(spec_of(asked(0.8)[0]), id=1))]
 
     def look(_: Any) -> None:
         if requests[0].status in (Status.MOVING, Status.FINISHED) and not gate.is_set():
@@ -259,6 +267,32 @@ def test_kept_blocks_stay_until_the_copies_to_them_have_ended(leaves: bool) -> N
     assert used == [len(reference.prompt) // 8]
     assert requests[0].output == ([] if leaves else reference.output[:4])
     check_empty(cluster)
+
+
+def test_kept_blocks_stay_until_the_iterations_that_write_to_them_have_ended() -> None:
+    """The client leaves while a chunk is in flight, whose layers write to the decoder's blocks."""
+    moves = Moves(0, PiecewiseLinear((1.0,), (0.0,)), True, LLAMA.num_layers, connect=connected)
+    engines = [replica(SarathiServe(Fixed(9)), LRU()) for _ in range(2)]
+    cluster = LiveCluster(engines, RoundRobin(), roles=[Role.PREFILL, Role.DECODE], moves=moves)
+    at_prefiller, at_decoder = queues = [SimpleQueue[Any](), SimpleQueue[Any]()]
+    cluster.begin([SimpleNamespace(messages=queue) for queue in queues], SimpleQueue())
+    (prefiller, decoder), (request,) = engines, asked(0)
+    cluster.arrive(request, 0.0)
+    at_decoder.get()()
+    decoder.step()  # keeps blocks
+    prefiller.submit([at_prefiller.get()])
+    prefiller.step()  # begins the first chunk
+    prefiller.cancel(request)
+    cluster.take_in([request])
+    at_prefiller.get()()
+    cluster.transfers._of_pairs[0, 1].submit(int).result()  # runs after what was to be copied before
+    assert prefiller.num_in_flight == 1 and at_decoder.empty()
+    prefiller.step()
+    at_decoder.get(timeout=LONG)()
+    assert decoder.state.pool.num_used == request.num_prompt_tokens // 8
+    cluster.transfers.settle()
+    assert decoder.state.pool.num_used == 0
+    cluster.executor.close()
 
 
 def test_blocks_that_are_used_before_they_came_are_noticed() -> None:

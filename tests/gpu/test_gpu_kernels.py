@@ -5,7 +5,7 @@ import torch
 from gpu_models import CUDA, error, make_batch
 from torch.nn.functional import rms_norm, silu
 
-from cbatch.runtime.attention import ReferenceAttention
+from cbatch.runtime.attention import PLACE_BITS, ReferenceAttention
 from cbatch.runtime.batch import Extents
 from cbatch.runtime.fast.argmax import argmax
 from cbatch.runtime.fast.attention.decode import Chunks, SplitAttention
@@ -52,6 +52,7 @@ def test_gate(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("kind", ["plain", "bias", "norms"])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (40, 40, 128), (4, 2, 16), (6, 1, 64)])
 def test_rotate_and_store(heads: int, kv_heads: int, dim: int, kind: str) -> None:
+    """Some tokens are written to one of two layers of a larger cache, too."""
     num_tokens, splits = 9, 2
     width = (heads + 2 * kv_heads) * dim
     parts, positions = (
@@ -64,6 +65,10 @@ def test_rotate_and_store(heads: int, kv_heads: int, dim: int, kind: str) -> Non
     bias = random(width) if kind == "bias" else None
     norms = (random(dim), random(dim)) if kind == "norms" else None
     keys, values = random(4, 16, kv_heads, dim), random(4, 16, kv_heads, dim)
+    there = torch.full((2, 2, 128, kv_heads, dim), torch.nan, device=CUDA)  # keys and values, layers
+    addresses = torch.zeros(32, 3, dtype=torch.int64, device=CUDA)
+    addresses[2] = torch.tensor([there[0].data_ptr(), there[1].data_ptr(), there.stride(1)])
+    places, is_sent = torch.randperm(128, device=CUDA)[:num_tokens].int(), torch.arange(9, device=CUDA) % 3 > 0
     query = rotate_and_store(
         parts,
         rotations,
@@ -72,6 +77,9 @@ def test_rotate_and_store(heads: int, kv_heads: int, dim: int, kind: str) -> Non
         keys,
         values,
         heads,
+        sent=(places + (2 << PLACE_BITS)) * is_sent,
+        addresses=addresses,
+        layer=1,
         bias=bias,
         norms=norms,
         epsilon=1e-6,
@@ -91,6 +99,9 @@ def test_rotate_and_store(heads: int, kv_heads: int, dim: int, kind: str) -> Non
     written = [cache.view(64, kv_heads, dim)[slots.long()] for cache in (keys, values)]
     for got, expected in zip((query, *written), (rotate(q), rotate(k), v), strict=True):
         assert error(got, expected) < 1e-5
+    for part, expected in zip(there, written, strict=True):
+        assert torch.equal(part[1][places[is_sent].long()], expected[is_sent])
+    assert int(there.isnan().sum()) == there.numel() - 2 * int(is_sent.sum()) * kv_heads * dim
 
 
 @ON_HOPPER

@@ -138,16 +138,23 @@ def connect(sender: Any, receiver: Any, late: int = 0) -> Callable[[Any], int]:
 SMALL = KVSize(SCARCE, KV.block_size)
 
 
-def test_prompts_here_and_outputs_there_have_the_tokens_of_generate(executors: list[Any]) -> None:
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_prompts_here_and_outputs_there_have_the_tokens_of_generate(executors: list[Any], layerwise: bool) -> None:
     """Clients leave at any time, leases end, copies overlap iterations of both replicas; some copies come 5 ms late."""
-    records = [
-        serve_apart(executors, TINY_LLAMA, LIMITS, SMALL, partial(connect, late=10_000_000 * (seed % 2)), seed).record
-        for seed in range(24)
-    ]
+    records = []
+    for seed in range(24):
+        for executor in executors:
+            for cache in executor.caches[0]:
+                cache.keys.zero_()
+                torch.cuda.synchronize(cache.keys.device)
+        late = partial(connect, late=10_000_000 * (seed % 2))
+        records.append(serve_apart(executors, TINY_LLAMA, LIMITS, SMALL, late, seed, layerwise=layerwise).record)
     reasons = [request.finish_reason for record in records for request in record.requests]
     assert reasons.count(FinishReason.CANCELLED) > 20
     transfers = [transfer for record in records for transfer in record.transfers]
     assert len(transfers) > 100 and any(transfer.hidden for transfer in transfers)
+    if layerwise:
+        assert sum(transfer.hidden == 1 for transfer in transfers) > 20
 
 
 def test_a_copy_that_nobody_waits_for_gives_wrong_tokens(executors: list[Any]) -> None:

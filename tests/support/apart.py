@@ -33,11 +33,15 @@ def serve_apart(
     connect: Callable[[Any, Any], Callable[[Any], int]],
     seed: int,
     timeouts: bool = True,
+    layerwise: bool = False,
 ) -> LiveCluster:
-    """Serves on the first executor, then on the second. kv: the fewest blocks of a cache; it has up to three times as many."""
+    """Serves on the first executor, then on the second. kv: the fewest blocks of a cache; it has up to three times as many. layerwise: by push."""
     draw, references = random.Random(seed), greedy_references(spec)
     lease = draw.choice([inf, inf, 0.002])
-    moves = Moves(0, PiecewiseLinear((1.0,), (0.0,)), draw.random() < 0.5, lease=lease, connect=connect)
+    push, layers, block_bytes = draw.random() < 0.5, 1, spec.kv_bytes_per_token * kv.block_size
+    if layerwise:
+        push, layers = True, spec.num_layers
+    moves = Moves(block_bytes, PiecewiseLinear((1.0,), (0.0,)), push, layers, lease=lease, connect=connect)
     sizes = [KVSize(draw.randint(kv.num_blocks, 3 * kv.num_blocks), kv.block_size) for _ in executors]
     servers = [
         Server(executor, limits, UnitCost(), size, prefix_cache=LRU())

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from cbatch.runtime.attention import PLACE_BITS
 from cbatch.runtime.gpu.exchange import COUNTS, Awaited, Meeting, add_parts, wait_for_others
 
 
@@ -104,12 +105,17 @@ def add_norm(
     return out
 
 
-@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["positions_ptr", "kv_indices_ptr"])
+@triton.jit(
+    do_not_specialize=["num_tokens", "layer"],
+    do_not_specialize_on_alignment=["positions_ptr", "kv_indices_ptr", "sent_ptr"],
+)
 def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     parts_ptr,  # [SPLITS, tokens, (HEADS + 2 * KV_HEADS) * 2 * HALF]
     rotations_ptr,  # [positions, 2, HALF]
     positions_ptr,  # [tokens]
     kv_indices_ptr,  # [tokens]
+    sent_ptr,  # [tokens]
+    addresses_ptr,  # [receivers + 1, 3]
     query_weight_ptr,  # [2 * HALF]
     key_weight_ptr,  # [2 * HALF]
     bias_ptr,  # [(HEADS + 2 * KV_HEADS) * 2 * HALF]
@@ -117,6 +123,7 @@ def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     keys_ptr,  # [blocks * block size, KV_HEADS, 2 * HALF]
     values_ptr,
     num_tokens,
+    layer,
     epsilon,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -125,6 +132,7 @@ def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     NORM: tl.constexpr,
     BIAS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
+    PLACE_BITS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     DIM: tl.constexpr = 2 * HALF
@@ -133,6 +141,7 @@ def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     first_head = tl.program_id(1) * BLOCK_HEADS
     heads = first_head + tl.arange(0, BLOCK_HEADS)[:, None]
     half = tl.arange(0, HALF)[None, :]
+    sent = tl.load(sent_ptr + token)  # no kernel writes it
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -164,6 +173,14 @@ def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
             target = values_ptr + (index * KV_HEADS + heads - HEADS - KV_HEADS) * DIM + half
     tl.store(target, low.to(query_ptr.dtype.element_ty))
     tl.store(target + HALF, high.to(query_ptr.dtype.element_ty))
+    if (first_head >= HEADS) & (sent > 0):
+        receiver = addresses_ptr + (sent >> PLACE_BITS) * 3
+        is_value = (first_head >= HEADS + KV_HEADS).to(tl.int32)
+        cache = tl.multiple_of(tl.load(receiver + is_value).to(keys_ptr.dtype), 16)
+        row = (sent & ((1 << PLACE_BITS) - 1)).to(tl.int64) * KV_HEADS + heads - HEADS - is_value * KV_HEADS
+        place = cache + layer * tl.multiple_of(tl.load(receiver + 2), 16) + row * DIM + half
+        tl.store(place, low.to(query_ptr.dtype.element_ty))
+        tl.store(place + HALF, high.to(query_ptr.dtype.element_ty))
 
 
 def rotate_and_store(
@@ -175,6 +192,9 @@ def rotate_and_store(
     values: torch.Tensor,
     num_heads: int,
     *,
+    sent: torch.Tensor,
+    addresses: torch.Tensor,
+    layer: int,
     bias: torch.Tensor | None = None,
     norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     epsilon: float = 0.0,
@@ -187,6 +207,7 @@ def rotate_and_store(
         rotations: float32 [positions, 2, head dim / 2]; cosines and sines.
         positions, kv_indices: int32 [tokens].
         keys, values: [blocks, block size, kv heads, head dim]; written.
+        sent, addresses, layer: where keys and values are written in other caches; see `PagedCache`. layer: its place among the cache's.
         bias: [(heads + 2 kv heads) * head dim].
         norms: weights of the RMSNorm of each query and key head, [head dim] each.
 
@@ -203,6 +224,8 @@ def rotate_and_store(
         rotations,
         positions,
         kv_indices,
+        sent,
+        addresses,
         query_weight,
         key_weight,
         parts if bias is None else bias,
@@ -210,6 +233,7 @@ def rotate_and_store(
         keys,
         values,
         num_tokens,
+        layer,
         epsilon,
         HEADS=num_heads,
         KV_HEADS=kv_heads,
@@ -218,6 +242,7 @@ def rotate_and_store(
         NORM=norms is not None,
         BIAS=bias is not None,
         BLOCK_HEADS=block_heads,
+        PLACE_BITS=PLACE_BITS,
         DEPENDENT=dependent,
         num_warps=4,
         launch_pdl=dependent,
