@@ -85,11 +85,12 @@ def speeds(server: ReplicatedServer, keys: str, profile: Profile, vocabulary: An
 
 
 def laid_out(server: ReplicatedServer, layout: str) -> ReplicatedServer:
-    """Returns the server whose replicas do both, or pull or push what the prefiller has computed."""
+    """Returns the server whose replicas do both, or pull or push what the prefiller has computed, by chunk or by layer."""
     if layout == "both":
         return replace(server, roles=(), moves=None, router=LeastLoaded())
     assert server.moves is not None
-    return replace(server, moves=replace(server.moves, push=layout == "push"))
+    layers = compose_run(*SETUP.split()).model.num_layers if layout == "layers" else 1
+    return replace(server, moves=replace(server.moves, push=layout != "pull", layers=layers))
 
 
 def figures(server: ReplicatedServer, workload: str, layout: str, vocabulary: Any = None) -> dict[str, Any]:

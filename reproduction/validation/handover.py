@@ -1,0 +1,81 @@
+"""The way of a request from the GPU of its prefill to that of its decodes, by how its KV cache is sent: served on two GPUs, and simulated.
+
+    python -m reproduction.validation handover hardware=h200     # on two GPUs
+
+pull: after the prefill. push: after each chunk of the prompt, beside the next chunk. layers: by each layer, as it computes.
+"""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from cbatch import Request
+from cbatch.cluster import ReplicatedServer
+from cbatch.record import RunRecord
+from experiments.profile.machine import hardware_name
+from experiments.settings.compose import compose_run
+from experiments.setup.servers import equal_requests
+from experiments.store.provenance import write_benchmark
+from reproduction import RESULTS, VALIDATION
+from reproduction.validation.apart import SETUP, laid_out, server_of
+
+LOADS = {
+    "2,000 alone": (2000, 2000, 8, 0.3),
+    "8,000 alone": (8000, 8000, 4, 0.6),
+    "1,024 to 2,048 at 14/s": (1024, 2048, 40, 1 / 14),
+}
+"""The shortest and the longest prompt, the number of prompts, and the mean seconds between arrivals: equal if alone, else exponential."""
+
+CASES = ("2,000 alone", 512), ("2,000 alone", 2048), ("8,000 alone", 512), ("1,024 to 2,048 at 14/s", 512)
+"""Loads, and the tokens of a chunk."""
+
+LAYOUTS = "pull", "push", "layers"
+OUTPUT = 64
+
+
+def requests_of(load: str) -> list[Request]:
+    shortest, longest, number, gap = LOADS[load]
+    draw = np.random.default_rng(0)
+    gaps = np.full(number, gap) if shortest == longest else draw.exponential(gap, number)
+    lengths = draw.integers(shortest, longest + 1, number).tolist()
+    return [
+        Request(id_, length, OUTPUT, prompt=draw.integers(0, 32000, length).tolist(), arrival_time=float(at))
+        for id_, (length, at) in enumerate(zip(lengths, gaps.cumsum(), strict=True))
+    ]
+
+
+def figures(server: ReplicatedServer, load: str, layout: str, chunk: int) -> dict[str, float]:
+    """Serves a load and returns medians in ms, and the mean share of bytes sent before the first token."""
+    policy = compose_run(*SETUP.split(), f"chunk={chunk}").policy()
+    return _figures(laid_out(server, layout).engine(policy, requests_of(load)).run())
+
+
+def _figures(record: RunRecord) -> dict[str, float]:
+    ids, times = record.tokens()
+    tokens = [times[ids == request.id] - request.arrival_time for request in record.requests]
+    ms = {
+        "first token": [each[0] for each in tokens],
+        "first to second token": [each[1] - each[0] for each in tokens],
+        "time per token": [(each[-1] - each[1]) / (len(each) - 2) for each in tokens],
+        "transfer after the first token": [sent.ended - sent.started for sent in record.transfers],
+    }
+    hidden = float(np.mean([sent.hidden for sent in record.transfers]))
+    return {name: 1e3 * float(np.median(seconds)) for name, seconds in ms.items()} | {"hidden share": hidden}
+
+
+def main(hardware: str = "h200", folder: str = RESULTS) -> None:
+    """Serves and simulates, prints and writes handover.json."""
+    real = server_of("backend=cuda", hardware=[hardware] * 2)
+    simulated = server_of("backend=sim", "backend.host_seconds=auto", hardware=[hardware] * 2)
+    for layout in LAYOUTS:  # compiles what the first run would compile
+        laid_out(real, layout).engine(compose_run(*SETUP.split()).policy(), equal_requests(8, 900, 16, 32000)).run()
+    rows: list[dict[str, Any]] = []
+    for (load, chunk), layout in product(CASES, LAYOUTS):
+        row: dict[str, Any] = {"prompts": load, "chunk": chunk, "layout": layout}
+        row |= {"measured": figures(real, load, layout, chunk), "simulated": figures(simulated, load, layout, chunk)}
+        rows.append(row)
+        pairs = (f"{name} {row['measured'][name]:.2f} ({value:.2f})" for name, value in row["simulated"].items())
+        print(f"prompts of {load}, chunks of {chunk}, {layout}: {', '.join(pairs)}", flush=True)
+    device, about = f"{hardware_name('cuda')} x2", {"profile": hardware, "runs": rows}
+    print(f"written: {write_benchmark('handover', device, about, folder, VALIDATION)}")
