@@ -65,10 +65,11 @@ class EagerIteration:
         drafter: Drafter | None = None,
         vocabulary: int = 2**31 - 1,
         draft_models: Sequence[Model] = (),
+        drafting: Callable[[Drafter, torch.Tensor, Limits], Drafting] | None = None,
     ) -> None:
         """
         models: one per rank. send: writes drawn tokens to their destination, like `copy`. limits, drafter: None: no drafts. vocabulary: its size, to
-        check drafts. draft_models: one per rank, in the first stage, if the drafter is a model.
+        check drafts. draft_models: one per rank, in the first stage, if the drafter is a model. drafting: makes the drafts in place of a `Proposer`.
         """
         self.models, self.draft_models = models, draft_models
         self._drafting: Sequence[Drafting] = ()
@@ -77,6 +78,8 @@ class EagerIteration:
             proposers: list[Proposer] = [ModelProposer(model) for model in draft_models]
             proposers = proposers or [TextProposer(drafter, of_rank, limits, vocabulary) for of_rank in texts]
             self._drafting = [Drafting(*source, limits) for source in zip(proposers, texts, strict=True)]
+            if drafting is not None:
+                self._drafting = [drafting(drafter, of_rank, limits) for of_rank in texts]
         self.is_last = models[0].layers.is_last
         self._is_first = models[0].layers.is_first
         self._send = send

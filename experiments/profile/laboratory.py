@@ -39,25 +39,28 @@ class Batch(NamedTuple):
 
     chunks: (tokens, preceding context) of each prompt's chunk. decodes: context of each decode, including its own token.
     shared: leading context tokens that all decodes share.
+    drafts: of each decode, beyond its context.
     """
 
     chunks: tuple[tuple[int, int], ...] = ()
     decodes: tuple[int, ...] = ()
     shared: int = 0
+    drafts: int = 0
 
     @property
     def ends(self) -> list[int]:
         """Returns the tokens of each request in the KV cache after the iteration, decodes first."""
-        return [*self.decodes, *(tokens + context for tokens, context in self.chunks)]
+        return [*(context + self.drafts for context in self.decodes), *(sum(chunk) for chunk in self.chunks)]
 
     @property
     def num_tokens(self) -> list[int]:
         """Returns the tokens that each request computes, decodes first, as in policies' plans."""
-        return [*[1] * len(self.decodes), *(tokens for tokens, _ in self.chunks)]
+        return [*[1 + self.drafts] * len(self.decodes), *(tokens for tokens, _ in self.chunks)]
 
     def shape(self) -> BatchShape:
         decodes = len(self.decodes)
-        return BatchShape(self.chunks, decodes, sum(self.decodes), num_shared=max(decodes - 1, 0) * self.shared)
+        shape = BatchShape(self.chunks, decodes, sum(self.decodes), num_shared=max(decodes - 1, 0) * self.shared)
+        return shape.with_drafts(decodes * self.drafts) if self.drafts else shape
 
 
 class Laboratory:
@@ -177,6 +180,7 @@ class Laboratory:
         num_requests = len(batch.ends)
         num_tokens = np.array(batch.num_tokens, np.int64)
         total = int(num_tokens.sum())
+        drafts = np.where(np.arange(num_requests) < len(batch.decodes), batch.drafts, 0) if batch.drafts else None
         step = Step(
             index=self._index,
             requests=self._requests[:num_requests],
@@ -190,6 +194,8 @@ class Laboratory:
             pad_to=total,
             table=self._table,
             pool=self._pool,
+            drafts=drafts,
+            behind=None if drafts is None else np.zeros_like(drafts),
         )
         self._index += 1
         return step

@@ -1,5 +1,6 @@
 """On GPUs, with drafts, of which some are wrong, each request gets the tokens that it gets alone."""
 
+import copy
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -18,16 +19,19 @@ from test_gpu_kernels import DTYPES
 from test_gpu_tokens import AMPLE, LAYOUTS, POLICIES, SCARCE, expected_of
 from tiny_models import LONGEST_OUTPUT, greedy_references, sampled_references
 
-from cbatch import Server
+from cbatch import Limits, Server
 from cbatch.arrivals import Listed
-from cbatch.drafts import ModelDrafter, NgramDrafter
+from cbatch.drafts import NO_DRAFT, ModelDrafter, NgramDrafter
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.runtime.attention import ReferenceAttention
-from cbatch.runtime.batch import Extents
+from cbatch.runtime.batch import Extents, Shape, Work
+from cbatch.runtime.carry import Drafting, TextProposer
 from cbatch.runtime.fast.attention.triton_decodes import Decodes
+from cbatch.runtime.fast.ngram_drafting import NgramDrafting
 from cbatch.runtime.gpu import build as gpu
 from cbatch.runtime.options import Options
+from cbatch.runtime.slots import RankSlot
 from policies.evictions import LRU
 
 
@@ -148,3 +152,57 @@ def test_any_schedule_with_drafts_gives_the_same_tokens(
         )
     executor.close()
     assert num_accepted and num_overlapping
+
+
+def test_the_kernel_drafts_as_the_operations_do() -> None:
+    """Texts of two kinds of tokens, so that ends occur again; drafts in flight, prompts, padding and a first token beside them."""
+    numbers, most, width, block_size = random.Random(0), 5, 24, 16
+    limits = Limits(64, 2048, width * block_size, max_drafts=most)
+    for round_ in range(40):
+        rows, drafts = list[tuple[int, int]](), list[int]()
+        for _ in range(numbers.choice((1, 9, 40))):
+            here = numbers.randrange(most + 1) if round_ % 4 else 0
+            first = numbers.choice((1, 2, 7, 40, 200, 300)) + most
+            rows += [(1, first + place) for place in range(1 + here)]
+            drafts += range(1 + here)
+            if round_ % 2 and numbers.random() < 0.3:
+                queries = numbers.choice((5, 33))
+                rows, drafts = [*rows, (queries, queries + numbers.choice((0, 50)))], [*drafts, 0]
+        rows, drafts = [*rows, *[(0, 0)] * 3], [*drafts, 0, 0, 0]
+        batch = make_batch(rows, block_size, width)
+        place_of = torch.tensor(drafts, device=CUDA)
+        heads = torch.arange(len(rows), device=CUDA) - place_of
+        batch.drafts.copy_(place_of)
+        batch.block_tables.copy_(batch.block_tables[heads])
+        owners = heads.repeat_interleave(batch.query_starts.diff())
+        places = batch.block_tables[owners, batch.positions // block_size] * block_size + batch.positions % block_size
+        batch.kv_indices.copy_(places)
+        batch.token_ids.random_(0, 2)
+        singles = (batch.query_starts.diff() == 1).nonzero()[:, 0]
+        at = batch.query_starts[singles].long()
+        of_request = torch.randint(0, 20, (len(rows),), device=CUDA, dtype=torch.int32)[heads[singles]]
+        behind = torch.randint(0, most + 1, (len(rows),), device=CUDA, dtype=torch.int32)[heads[singles]]
+        carried = of_request > 3
+        batch.carry[at], batch.behind[at] = of_request * carried, behind * carried
+        batch.token_ids[at] *= ~carried
+        size, texts = 1 + len(rows) + 40, torch.randint(0, 2, (len(rows) * width, block_size), device=CUDA).int()
+        rank = RankSlot(0, Shape(4096, 600, width), CUDA, 8)
+        rank.arriving, rank.arriving_guesses = torch.randint(0, 2, (2, size), device=CUDA).int()
+        # as many drafts in flight as are counted, and a token after them
+        for carry, number in zip(batch.carry[at].tolist(), batch.behind[at].tolist(), strict=True):
+            rank.arriving_guesses[carry + number] = NO_DRAFT
+        rank.arriving[0], rank.arriving_guesses[0] = 0, NO_DRAFT
+        results = []
+        for by_kernel in (False, True):
+            mine, known, drafter = copy.deepcopy(batch), texts.clone(), NgramDrafter(most, 2, 4)
+            rank.guesses = torch.full((size,), 7, dtype=torch.int32, device=CUDA)
+            operations = Drafting(TextProposer(drafter, known, limits), known, limits)
+            drafting = NgramDrafting(drafter, known, limits) if by_kernel else operations
+            inputs = drafting.begin(mine, rank, Work(Shape(0, 0, 0), Extents(0, 0, 0), sampling=False))
+            text = known[mine.block_tables].flatten(1)
+            last = mine.context_lens.new_zeros(len(rows)).scatter_reduce(0, heads, mine.context_lens, "amax")
+            text.masked_fill_(torch.arange(text.shape[1], device=CUDA) >= last[heads][:, None], -1)
+            compared = (inputs, mine.positions, mine.context_lens, mine.kv_indices, text)
+            rest = rank.rejected[: len(inputs)].clone(), rank.guesses[1 : len(rows) + 1 + most]
+            results.append([part.tolist() for part in (*compared, *rest)])
+        assert results[0] == results[1], round_

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
-from cbatch.drafts import Drafter, draft_model
+from cbatch.drafts import Drafter, NgramDrafter, draft_model
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
@@ -22,6 +22,7 @@ from cbatch.runtime.fast.argmax import argmax
 from cbatch.runtime.fast.attention.choice import choose_attention
 from cbatch.runtime.fast.fused_model import FusedModel, exchanges_of
 from cbatch.runtime.fast.graph_shapes import MeasuredGraphs, default_shapes
+from cbatch.runtime.fast.ngram_drafting import NgramDrafting
 from cbatch.runtime.fast.quack_gemm import why_not_quack
 from cbatch.runtime.gpu.devices import CudaClock, CudaStream, choose_devices, free_memory, make_streams, synchronize
 from cbatch.runtime.gpu.memory import TOO_LARGE, check_memory, kv_tokens_that_fit
@@ -71,6 +72,7 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
         need = f"model {spec.name} with a KV cache of {kv.num_tokens} tokens"
         raise CapacityError(f"{need} exceeds the GPU's memory; lower kv_tokens") from error
     synchronize(devices)  # weights, cache and slots were filled on the default streams
+    by_ngrams = getattr(type(options.drafter), "propose_each", None) is NgramDrafter.propose_each
     # Passes of a draft model cost their time in each graph, so there are graphs with fewer.
     fewer = range(limits.max_drafts if draft_models else 0)
     shapes = default_shapes(limits, kv.block_size, options.graphs, fewer)
@@ -82,6 +84,7 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
                 limits=limits,
                 drafter=options.drafter,
                 draft_models=() if stage else draft_models,
+                drafting=NgramDrafting if by_ngrams else None,
             ),
             [slot.stages[stage] for slot in slots],
             cast(CudaStream, stream).streams,
