@@ -7,7 +7,7 @@ share of all tokens.
 """
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,25 +53,32 @@ def wrong_share(requests: Sequence[Request]) -> float:
     return float((tokens[:, 1:] != next_tokens(tokens[:, :-1])).mean())
 
 
+def right_drafts(requests: Sequence[Request], propose: Callable[[Tokens, int], Tokens], k: int) -> NDArray[np.int64]:
+    """Returns how many of k drafts are right before the first wrong one, [requests, tokens known]; 0 before the first output."""
+    right = np.zeros((len(requests), max(request.max_tokens for request in requests) + 1), np.int64)
+    for row, request in enumerate(requests):
+        assert request.prompt is not None
+        last, begin = request.prompt[-1], request.num_prompt_tokens
+        true = last // CYCLE * CYCLE + (last + 1 + np.arange(request.max_tokens - begin)) % CYCLE
+        text = np.array([*request.prompt, *true.tolist()], np.int32)
+        for known in range(begin + 1, request.max_tokens):
+            drafts = propose(text[:known], k)[: request.max_tokens - known]
+            right[row, known] = np.logical_and.accumulate(drafts == text[known : known + len(drafts)]).sum()
+    return right
+
+
 def expected_outcomes(requests: Sequence[Request], k: int, skips: float | None = None) -> NDArray[np.int64]:
     """Returns drafts and accepted drafts of each verification, [verifications, 2], found by following the text with the drafter's rule.
 
     skips: of a draft model; None: n-grams.
     """
     outcomes: list[tuple[int, int]] = []
-    if not k:
-        return np.zeros((0, 2), np.int64)
-    propose = NgramDrafter(k).propose if skips is None else partial(_continue, skips=skips)
-    for request in requests:
-        assert request.prompt is not None
-        known = np.array(request.prompt, np.int32)
-        while (left := request.max_tokens - len(known)) > 0:
-            true = known[-1] // CYCLE * CYCLE + (known[-1] + 1 + np.arange(k + 1)) % CYCLE
-            drafts = propose(known, k)[: left - 1] if len(known) > request.num_prompt_tokens else known[:0]
-            accepted = int(np.logical_and.accumulate(drafts == true[: len(drafts)]).sum())
-            if (number := min(k, left - 1)) > 0 and len(known) > request.num_prompt_tokens:
-                outcomes.append((number, accepted))  # drafts that were not found are rejected
-            known = np.concatenate([known, true[: accepted + 1].astype(np.int32)])
+    propose = NgramDrafter().propose if skips is None else partial(_continue, skips=skips)
+    for request, right in zip(requests, right_drafts(requests, propose, k), strict=True):
+        known = request.num_prompt_tokens + 1
+        while (number := min(k, request.max_tokens - known - 1)) > 0:
+            outcomes.append((number, min(number, int(right[known]))))  # drafts that were not found are rejected
+            known += 1 + outcomes[-1][1]
     return np.array(outcomes, np.int64).reshape(-1, 2)
 
 

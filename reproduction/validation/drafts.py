@@ -3,8 +3,9 @@
     python -m reproduction.validation drafts hardware=h200                                             # on a GPU
     python -m reproduction.validation drafts measured=reproduction/results/h200/simulated-drafts.json  # simulates its runs again
 
-The text repeats with misprints (`reproduction/repeating.py`). Drafts survive in simulation as in the run of the same load and number of drafts. Two
-numbers of drafts are decided if they differ by more than any setting did between repeats.
+The text repeats with misprints (`reproduction/repeating.py`), which decides what is accepted: `simulated` follows the text, with what each request
+really accepts, and `drawn` draws from the survivals of the run of the same load and number of drafts, equal for all requests. Two numbers of drafts
+are decided if they differ by more than any setting did between repeats.
 """
 
 import json
@@ -18,24 +19,40 @@ from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from cbatch import Request, Server
+from cbatch import Request, Server, Step
+from cbatch.drafts import NgramDrafter
 from cbatch.results.summary import summarize
 from cbatch.sim import load_profile
+from cbatch.sim.drafter import SurvivalsDrafter
 from experiments.profile.machine import hardware_name
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
-from reproduction.repeating import Text, make_model
+from reproduction.repeating import Text, make_model, right_drafts
 from reproduction.validation.compare import tables_of
 
 SETUP = "model={} policy=sarathi_serve chunking=fixed chunk=1024 max_tokens=2048 batch=128 kv_tokens=147456 block_size=128 drafting=fixed"
-REQUESTS = {4: 8, 32: 32, 128: 128}
+REQUESTS = {4: 8, 32: 32, 64: 64, 128: 128}
 """By load: how many run at a time."""
 TEXT = Text(0, 512, 512, 0.2)
 DRAWS = 4
 """Simulations of each run, with other draws of what is accepted; their figures are averaged."""
+
+
+class TextDrafter(SurvivalsDrafter):
+    """Accepts the drafts that the text decides. right: of `right_drafts`."""
+
+    def __init__(self, right: NDArray[np.int64], max_drafts: int) -> None:
+        super().__init__(alpha=1.0, max_drafts=max_drafts)
+        self._right = right
+
+    def draw(self, step: Step, rejected: NDArray[np.int64]) -> NDArray[np.int64]:
+        assert step.drafts is not None
+        known = step.start + step.num_tokens - step.drafts - rejected
+        return np.minimum(self._right[step.table.id[step.rows], known], step.drafts)
 
 
 def server_of(model: str, *keys: str) -> Any:
@@ -66,7 +83,7 @@ def main(
     hardware: str = "h200",
     model: str = "llama-3.1-8b",
     backend: str = "cuda",
-    loads: tuple[int, ...] = (4, 32, 128),
+    loads: tuple[int, ...] = (4, 32, 64, 128),
     drafts: tuple[int, ...] = (0, 1, 3, 5, 7),
     repeats: int = 2,
     measured: str = "",
@@ -91,38 +108,47 @@ def main(
             print(row, flush=True)
             write_benchmark("simulated-drafts", device, {"model": model, "runs": rows}, folder, VALIDATION)
     rows = [row for row in rows if "measured" in row]  # others did not end
+    vocabulary, ngrams = compose_run(*SETUP.format(model).split()).model.vocab_size, NgramDrafter(min_n=1)
+    texts = {load: TEXT._replace(number=REQUESTS[load]).requests(vocabulary) for load in loads}
+    right = {load: right_drafts(requests, ngrams.propose, max(drafts)) for load, requests in texts.items()}
     for row in rows:
         shares = [*(row["measured"]["survivals"] or {}).values()]
         shares += [0.0] * (max(drafts) - len(shares))  # graphs are captured for the most drafts
         keys = f"backend=sim hardware={hardware} drafter=survivals drafter.layers=0 drafter.survivals={shares}".replace(
             ", ", ","
         ).split()
-        runs = [figures(server_of(model, *keys, f"seed={seed}"), row["load"], row["k"], model) for seed in range(DRAWS)]
-        row["simulated"] = {
-            key: fmean(run[key] for run in runs) for key, value in runs[0].items() if type(value) is float
-        }
+        by_text = server_of(model, *keys)
+        by_text.executor.drafter = TextDrafter(right[row["load"]], max(drafts))
+        row["simulated"] = _numbers([figures(by_text, row["load"], row["k"], model)])
+        servers = (server_of(model, *keys, f"seed={seed}") for seed in range(DRAWS))
+        row["drawn"] = _numbers([figures(server, row["load"], row["k"], model) for server in servers])
     print(report(rows))
     about |= {"profile": hardware, "tables": tables_of(load_profile(hardware)), "model": model, "runs": rows}
     print(f"written: {write_benchmark('simulated-drafts', device, about, folder, VALIDATION)}")
 
 
+def _numbers(runs: list[dict[str, Any]]) -> dict[str, float]:
+    return {key: fmean(run[key] for run in runs) for key, value in runs[0].items() if type(value) is float}
+
+
 def report(rows: list[dict[str, Any]]) -> str:
     """Returns figures and errors of each setting, the best numbers of drafts, and how often simulation names the better of two."""
+    kinds = ["measured", "simulated", "drawn"]
     runs = pd.DataFrame(
-        {"figure": name, "load": row["load"], "k": row["k"], "measured": row["measured"][name], "simulated": simulated}
+        {"figure": name, "load": row["load"], "k": row["k"], **{kind: row[kind][name] for kind in kinds}}
         for row in rows
-        for name, simulated in row["simulated"].items()
+        for name in row["simulated"]
     )
     repeats = runs.groupby(["figure", "load", "k"])
-    cells = repeats[["measured", "simulated"]].mean()
-    errors = cells.assign(error=100 * (cells["simulated"] / cells["measured"] - 1)).round(4)
+    cells = repeats[kinds].mean()
+    errors = 100 * (cells.div(cells["measured"], axis=0) - 1)
     noise = (repeats["measured"].max() / repeats["measured"].min() - 1).groupby("figure").max()
     judged = cells.loc[["tokens_per_second", "tpot_seconds"]]
     judged.loc["tpot_seconds"] = 1 / judged.loc["tpot_seconds"].to_numpy()  # the larger is the better
     by_drafts: Any = judged.unstack("k")
     best = by_drafts.stack(0).idxmax(axis=1).unstack()
     pairs = judged.reset_index().merge(judged.reset_index(), on=["figure", "load"]).query("k_x < k_y")
-    apart, virtual = (pairs[f"{kind}_x"] / pairs[f"{kind}_y"] - 1 for kind in ("measured", "simulated"))
-    decided = apart.abs() > pairs["figure"].map(noise)
-    right = decided & (apart * virtual > 0)
-    return f"{errors.to_string()}\nbest numbers of drafts:\n{best.to_string()}\nnoise: {noise[['tokens_per_second', 'tpot_seconds']].to_dict()}\npairs at equal load: {decided.sum()} decided, {right.sum()} right"
+    apart = {kind: pairs[f"{kind}_x"] / pairs[f"{kind}_y"] - 1 for kind in kinds}
+    decided = apart["measured"].abs() > pairs["figure"].map(noise)
+    right = {kind: int((decided & (apart["measured"] * apart[kind] > 0)).sum()) for kind in kinds[1:]}
+    return f"{cells.join(errors[kinds[1:]], rsuffix=' %').round(4).to_string()}\nbest numbers of drafts:\n{best.to_string()}\nnoise: {noise[['tokens_per_second', 'tpot_seconds']].to_dict()}\npairs at equal load: {decided.sum()} decided, right: {right}"
