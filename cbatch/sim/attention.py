@@ -87,6 +87,8 @@ class TableAttention:
         comes from a GPU cache; against decodes. None: nothing is saved.
     least_read: time of reading all context from that cache, as a share of the time of reading it from memory.
     rows_per_read: see `rows_per_read`.
+    drafted: the same as `decodes` for reads of `rows_per_read` rows each, against (number of reads, mean context). Between one row and these
+        the time is linear in the rows. Two reads of a request save nothing. None: a read takes as long with more rows.
     """
 
     chunks: ChunkGrid
@@ -97,6 +99,7 @@ class TableAttention:
     shared_reads: PiecewiseLinear | None = None
     least_read: float = 0.0
     rows_per_read: int = 1
+    drafted: BilinearGrid | None = None
 
     @cached_property
     def _surely(self) -> tuple[float, float]:
@@ -145,10 +148,19 @@ class TableAttention:
             seconds += self._of_chunk(tokens, context)
         if num_decodes:
             read: float = context_of_decodes
+            if drafted := self.drafted if shape.num_drafts and self.rows_per_read > 1 else None:
+                repeated = (
+                    1 - (shape.num_decodes - shape.num_drafts) / num_decodes
+                )  # reads of a request after its first
+                num_shared = max(num_shared - int(read * repeated), 0)
             if num_shared and (saved := self._saved(num_decodes)):
                 read = max(read - num_shared * saved, self.least_read * read)
             table = self.mixed_decodes if chunks and self.mixed_decodes is not None else self.decodes
             predicted = table.at(num_decodes, read / num_decodes)
+            if drafted:
+                more = (shape.num_decodes / num_decodes - 1) / (self.rows_per_read - 1)
+                without = self.decodes.at(num_decodes, read / num_decodes)
+                predicted += more * (drafted.at(num_decodes, read / num_decodes) - without)
             if context_of_decodes > self._reach(num_decodes):
                 predicted = max(predicted, read * self.seconds_per_context)
             seconds += predicted

@@ -118,6 +118,9 @@ class ProfileCost:
         without_prompts = self.operations.measured.decode_only
         self._decode_only = self._tables_of(without_prompts or self.operations, profile.card.decodes, mixed=False)
         self._most_decodes = without_prompts.linear.sizes[-1] if without_prompts else math.inf
+        with_drafts = self.operations.measured.drafted_only
+        self._drafted = with_drafts and self._tables_of(with_drafts, profile.card.decodes, mixed=False)
+        self._most_rows = with_drafts.linear.sizes[-1] if with_drafts else 0
         self._decodes = cache(self.power.of_decodes) if self.power else None
         self._copies = False  # whether any were predicted
         self._single_decodes: dict[int, StageTimes] = {}  # times of iterations with one decode, by its context
@@ -243,7 +246,8 @@ class ProfileCost:
         """Returns the times of an iteration. paced: whether to compute the pace of decode-only iterations."""
         linear, other, pace, communication, embedding, transfers, _ = token_times
         compute = linear + other + tables.layers * self._attention.seconds(shape)
-        if paced and self._decodes and not shape.chunks:
+        many = tables is self._drafted and shape.num_decodes > self._most_decodes  # products dominate, as with prompts
+        if paced and self._decodes and not shape.chunks and not many:
             pace = self._decodes(shape.num_decodes)(compute)
         head = tables.head(self._num_rows(shape))
         return StageTimes(compute, communication, embedding, head, transfers, pace)
@@ -261,6 +265,8 @@ class ProfileCost:
 
     def _tables(self, shape: BatchShape) -> _Tables:
         """Returns the tables for a shape. Decodes beyond the decode-only tables resemble as many prompt tokens: products dominate both."""
+        if self._drafted and shape.num_drafts and not shape.chunks and shape.num_decodes <= self._most_rows:
+            return self._drafted
         if shape.chunks or shape.num_padding or shape.num_decodes > self._most_decodes:
             return self._mixed
         return self._decode_only
@@ -269,11 +275,13 @@ class ProfileCost:
         """Returns the rows of the output head. Captured graphs with prompts compute all rows that drafts could fill."""
         if shape.chunks and self.max_rows > (self.max_batch or 0) and (size := self.graph_tokens(shape)):
             return min(self.max_rows, size - 1)
+        if self._drafted and shape.num_drafts and not shape.chunks:
+            return self._num_tokens(shape)
         return len(shape.chunks) + shape.num_decodes
 
     def _num_tokens(self, shape: BatchShape) -> int:
         """Returns the tokens of the products. The tables of iterations with prompts have other captured graphs than drafts have."""
-        if shape.num_drafts and not shape.chunks and shape.num_decodes > self._most_decodes:
+        if shape.num_drafts and not shape.chunks and (self._drafted or shape.num_decodes > self._most_decodes):
             return self.graph_tokens(shape) or shape.num_tokens
         return shape.num_tokens
 
@@ -292,6 +300,7 @@ class ProfileCost:
             more = factor * over_measured / self.topology.pipeline_stages
             share = max(more / (linear + other), -1.0)  # measured as part of both parts; split in their ratio
             linear, other = linear * (1 + share), other * (1 + share)
+        mixed = mixed or num_tokens > self._most_decodes
         pace = self.power.of_prompts(num_tokens, linear + other) if mixed and self.power else STEADY
         return _TokenTimes(
             linear,

@@ -91,6 +91,13 @@ class DecodeOnly:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftedOnly(DecodeOnly):
+    """Parts of iterations of decodes with drafts, against the rows of a captured graph. decodes: attention, see `TableAttention.drafted`."""
+
+    decodes: AttentionGrid
+
+
+@dataclass(frozen=True, slots=True)
 class CapturedGraphs:
     """The captured graphs to whose tokens the runtime pads iterations.
 
@@ -136,6 +143,7 @@ class Measured:
     head: seconds of output head and sampling, against requests. embedding: against tokens.
     chunks, decodes, mixed_decodes: seconds of the layers' attention, see `TableAttention`.
     decode_only: iterations without prompts, if measured separately; linear, other and head then exclude them.
+    drafted_only: those with drafts, in graphs that make them by n-grams; `other` includes that. None: priced as iterations without drafts.
     shared_reads: see `TableAttention`; against decodes.
     exchange: seconds of the layers' exchanges between ranks, against tokens; None: two all-reduces per layer over the profile's links.
     power: how an iteration's time depends on the preceding iterations.
@@ -150,6 +158,7 @@ class Measured:
     head: ByRequests | None = None
     embedding: ByTokens | None = None
     decode_only: DecodeOnly | None = None
+    drafted_only: DraftedOnly | None = None
     chunks: AttentionGrid | None = None
     decodes: AttentionGrid | None = None
     mixed_decodes: AttentionGrid | None = None
@@ -176,7 +185,10 @@ class Measured:
     def attention(self) -> TableAttention | None:
         if self.chunks is None or self.decodes is None:
             return None
-        return TableAttention(ChunkGrid(*self.chunks), self.decodes, self.mixed_decodes, shared_reads=self.shared_reads)
+        drafted = self.drafted_only.decodes if self.drafted_only else None
+        return TableAttention(
+            ChunkGrid(*self.chunks), self.decodes, self.mixed_decodes, shared_reads=self.shared_reads, drafted=drafted
+        )
 
     def share_out(self, spec: ModelSpec, num_gpus: int) -> "Measured":
         """Estimates one GPU's tables in a group that shares every layer, from the tables of a single GPU.
@@ -191,11 +203,11 @@ class Measured:
 
     def scaled(self, **factors: float) -> "Measured":
         """Multiplies the seconds of tables, also in `decode_only`, by factors."""
-        parts: list[Any] = [self, self.decode_only]
+        parts: list[Any] = [self, self.decode_only, self.drafted_only]
         for place, part in enumerate(parts):
             tables = {name: table for name in factors if (table := getattr(part, name, None))}
             parts[place] = part and replace(part, **{name: tables[name].scaled(factors[name]) for name in tables})
-        scaled: Measured = replace(parts[0], decode_only=parts[1])
+        scaled: Measured = replace(parts[0], decode_only=parts[1], drafted_only=parts[2])
         return scaled
 
 
@@ -244,6 +256,7 @@ class MeasuredModel:
             fit,
             other=fit.other and fit.other.scaled(width, min(fit.other.seconds)),
             decode_only=decodes and replace(decodes, other=decodes.other.scaled(width, min(decodes.other.seconds))),
+            drafted_only=None,
             chunks=attention.chunks.at_least(attention.seconds_per_context) if attention else None,
         )
         return fit, tuple(fit.names())

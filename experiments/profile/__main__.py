@@ -19,6 +19,9 @@ factors, of iterations with prompts and of decodes alone. Runs with hardware=FIL
 `python -m experiments.profile copies` measures copies of KV blocks between GPU and host memory in seconds, for `kv.host_tokens`.
 The keys are those of `card`; without `output` the profile itself is written.
 
+`python -m experiments.profile drafts` measures decodes with drafts of n-grams, in a minute or two, for their price in simulation. The keys are those of
+`copies`, and `batch`, `longest` and `drafts`, the most of a request.
+
 `python -m experiments.profile show hardware=NAME` prints where each entry of a profile comes from.
 
 The file keeps the other models' tables. Interpolated times are compared with batches measured in between, and printed.
@@ -63,6 +66,10 @@ def _profile(*options: str) -> None:
         from experiments.profile.command import measure_copies
 
         make = partial(measure_copies, reporter())
+    elif options[0] == "drafts":
+        from experiments.profile.command import measure_drafts
+
+        make = partial(measure_drafts, reporter())
     elif options[0] != "show":
         from experiments.profile.command import profile
 

@@ -13,6 +13,7 @@ import torch
 from cbatch import ConfigError, ModelSpec
 from cbatch.model.topology import Degree, Topology, split_ranks
 from cbatch.sim import PROFILES, ProfileCost, load_profile
+from cbatch.sim.attention import rows_per_read
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.profile_file import make_profile, profile_content, profile_text, read_profile
@@ -24,7 +25,7 @@ from experiments.profile.host import host_times
 from experiments.profile.kernels import ShareOf, kernel_times, shares, unknown
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import TILES, Machine, build, ceilings, hardware_name
-from experiments.profile.measure import Iterations, Report, measure, mixed_bases
+from experiments.profile.measure import Iterations, Report, drafted_attention, drafted_bases, measure, mixed_bases
 from experiments.settings.compose import compose_run
 from experiments.settings.hardware import cpu_profile, memory_bytes
 from experiments.settings.overrides import check_effects
@@ -32,6 +33,9 @@ from experiments.setup.presets import load_spec
 from experiments.store.provenance import commit, slug, today, versions, write_text
 
 Size = Annotated[int, whole(2)]
+
+SETTLED_SECONDS = 0.5
+"""Warm-up of iterations with drafts, whose runs compute hundreds of similar ones: after `WARM_UP_SECONDS` the clock of an H200 still falls."""
 
 QUICK = {"max_tokens": 512, "longest": 1024}
 """Limits of the iterations of `measure_cpu`; predictions beyond them are extrapolated."""
@@ -84,6 +88,43 @@ def measure_copies(report: Report, model: str = "llama-3.1-8b", hardware: str = 
     return path
 
 
+def measure_drafts(
+    report: Report,
+    model: str = "llama-3.1-8b",
+    hardware: str = "",
+    output: str = "",
+    backend: str = "cuda",
+    batch: Size = 128,
+    drafts: Size = 7,
+    longest: Size = 8192,
+) -> Path:
+    """Measures iterations of decodes with drafts, into a copy of the model's profile.
+
+    Raises ConfigError, ProfileError or CapacityError: a key that cannot be used.
+    """
+    name, spec = hardware or slug(hardware_name(backend)), load_spec(model)
+    content = profile_content(load_profile(name))
+    sizes = {"max_tokens": batch * (1 + drafts), "longest": longest}
+    machine = build(backend, spec, batch=batch, drafts=drafts, **sizes)
+    with closing(machine.server):
+        report(f"decodes with up to {drafts} drafts, {spec.name} on {machine.name}")
+        laboratory = machine.laboratory(spec)
+        laboratory.warm_up_seconds = SETTLED_SECONDS
+        bases = drafted_bases(laboratory, machine.decode_sizes)
+        base = PiecewiseLinear.through((size, laboratory.seconds(one)) for size, one in bases.items())
+        report("attention")
+        attention = drafted_attention(laboratory, base, machine.decode_sizes, rows_per_read(spec))
+        report("shares of kernels")
+        shares_of = _shares_of(laboratory, bases) if backend == "cuda" else unknown
+    options = {"model": model, "batch": batch, "drafts": drafts, "longest": longest}
+    origin = _origin(" drafts", options, machine.name)
+    tables.put_drafted(content, spec, origin, tables.drafted_only(base, shares_of, attention))
+    path = Path(output) if output else PROFILES / f"{name}.json"
+    write_text(path, profile_text(make_profile(content)))
+    report(f"written: {path}")
+    return path
+
+
 def measure_cpu(report: Report, *keys: str) -> Path:
     """Measures this machine's CPU quickly for one model, and writes the file that `hardware=cpu` reads. keys: of the model.
 
@@ -104,7 +145,8 @@ def _measure_model(
     hardware = hardware_name(backend)
     path = Path(output) if output else PROFILES / f"{slug(hardware)}.json"
     degree, on_gpu = limits.get("tensor_parallel", 1), backend == "cuda"
-    origin = _origin(spec, limits, backend, batches, hardware)
+    options = {"model": spec.name, "backend": backend, "batch": ",".join(map(str, batches)), **limits}
+    origin = _origin("", options, hardware)
     content = _content(path, hardware, backend, origin)
     tables.put_links(content, origin, _links(backend, spec, report))
     make = partial(build, backend, spec, **limits)
@@ -204,10 +246,11 @@ def _compare(cost: ProfileCost, measured: dict[Batch, float], between: list[Batc
     report(f"{len(inside)} measured batches are predicted within {within}")
 
 
-def _origin(spec: ModelSpec, limits: dict[str, int], backend: str, batches: list[int], hardware: str) -> str:
+def _origin(command: str, options: dict[str, Any], hardware: str) -> str:
     """Returns the command, date, card, commit and versions of the current measurement."""
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())
-    options = {"model": spec.name, "backend": backend, "batch": ",".join(map(str, batches)), **limits}
-    command = " ".join(["python -m experiments.profile", *(f"{key}={value}" for key, value in options.items())])
+    command = " ".join(
+        [f"python -m experiments.profile{command}", *(f"{key}={value}" for key, value in options.items())]
+    )
     state = f"commit {commit() or 'unknown'}; {packages}; {torch.get_num_threads()} threads"
     return f"measured by {command}; {today()}; {hardware}; {state}"

@@ -76,7 +76,7 @@ class Laboratory:
         self._table.tokens[:] = np.random.default_rng(0).integers(0, vocabulary_size, self._table.tokens.shape)
         self._requests = [Request(index, 1, 1) for index in range(limits.max_batch)]
         self._index = 0
-        self._hot = False  # whether the last iterations had prompts
+        self._hot, self.warm_up_seconds = False, WARM_UP_SECONDS  # hot: the last iterations drew much power
 
     def holds(self, batch: Batch) -> bool:
         """Returns whether the batch fits the limits and the KV cache."""
@@ -114,7 +114,7 @@ class Laboratory:
             results += self._computed(batches[-1:])
         else:
             results = self._computed(batches)
-        self._hot = any(batch.chunks for batch in batches)
+        self._hot = any(map(self._is_hot, batches))
         ended = [0.0, *(result.ended for result in results)]
         seconds = [result.ended - max(result.started, last) for result, last in zip(results, ended, strict=False)]
         return seconds, max(results[-1].started - ended[-2], 0.0)
@@ -147,8 +147,8 @@ class Laboratory:
 
     def _intervals(self, batch: Batch) -> Sequence[float]:
         """Returns the seconds between the starts of consecutive iterations, after the warm-up."""
-        warm_up = WARM_UP_SECONDS if batch.chunks or self._hot else 0.0
-        self._hot = bool(batch.chunks)
+        was_hot, self._hot = self._hot, self._is_hot(batch)
+        warm_up = self.warm_up_seconds if self._hot or was_hot else 0.0
         started: list[float] = []
         first = 0  # first iteration that counts; at least one warms up
         before = self.executor.launch(self._step(batch))
@@ -168,6 +168,9 @@ class Laboratory:
         self.executor.wait(before)
         intervals: list[float] = np.diff(started[first:]).tolist()
         return intervals
+
+    def _is_hot(self, batch: Batch) -> bool:
+        return bool(batch.chunks) or sum(batch.num_tokens) > self.limits.max_batch
 
     def _give_blocks(self, ends: Sequence[int]) -> None:
         """Gives each row the blocks for its number of tokens, and no blocks to other rows."""

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 from cbatch import ConfigError, Limits, ModelSpec, Server
+from cbatch.drafts import NgramDrafter
 from cbatch.runtime.fast.graph_shapes import decode_sizes
+from cbatch.runtime.options import Options
 from cbatch.sim.roofline import Ceilings
 from experiments.profile.laboratory import FittedLaboratory, Laboratory
 from experiments.settings.backends import Cpu, Cuda
@@ -57,29 +59,37 @@ def hardware_name(backend: str) -> str:
 
 
 def build(
-    backend: str, spec: ModelSpec, *, batch: int, max_tokens: int, longest: int, tensor_parallel: int = 1
+    backend: str,
+    spec: ModelSpec,
+    *,
+    batch: int,
+    max_tokens: int,
+    longest: int,
+    tensor_parallel: int = 1,
+    drafts: int = 0,
 ) -> Machine:
     """Builds a machine on "cuda" or "cpu".
 
     batch, max_tokens: limits of an iteration. longest: most tokens of a request. The model's positions limit both numbers of tokens,
     but max_tokens not below `LARGEST_ITERATION`.
-    tensor_parallel: GPUs that share every layer.
+    tensor_parallel: GPUs that share every layer. drafts: most of a request, made by n-grams; decode_sizes are then rows.
     Raises ConfigError as in `hardware_name`, and CapacityError if the model does not fit.
     """
     name = hardware_name(backend)
     most = min(max_tokens, max(LARGEST_ITERATION, spec.max_positions))
-    limits = Limits(batch, most, min(longest, spec.max_positions), tile=TILES[backend])
+    limits = Limits(batch, most, min(longest, spec.max_positions), tile=TILES[backend], max_drafts=drafts)
+    options = Options(drafter=NgramDrafter(drafts) if drafts else None)
     if backend == "cpu":
         sizes = [2**power for power in range(batch.bit_length()) if 2**power < batch]
-        return Machine(name, real_server(Cpu(), spec, limits), [*sizes, batch], (), "reference")
+        return Machine(name, real_server(Cpu(), spec, limits, options), [*sizes, batch], (), "reference")
     release_memory()
-    server = real_server(Cuda(tensor_parallel=tensor_parallel), spec, limits)
+    server = real_server(Cuda(tensor_parallel=tensor_parallel), spec, limits, options)
     iteration = server.executor.iteration
     for cache in iteration.caches:
         for pages in (cache.keys, cache.values):
             pages.normal_()  # similar in size to real keys and values; zeros compute faster
         torch.cuda.synchronize(cache.keys.device)
-    return Machine(name, server, decode_sizes(batch, batch), iteration.mixed_sizes, server.executor.attention)
+    return Machine(name, server, decode_sizes(batch, limits.max_rows), iteration.mixed_sizes, server.executor.attention)
 
 
 def ceilings(device: torch.device, tile: int) -> Ceilings:

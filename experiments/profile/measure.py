@@ -98,6 +98,31 @@ def shared_reads(laboratory: Laboratory, decode_sizes: Sequence[int], decodes: B
     return PiecewiseLinear.through(points) if len(points) > 1 else None
 
 
+def drafted_bases(laboratory: Laboratory, sizes: Sequence[int]) -> dict[int, Batch]:
+    """Returns the iterations of decodes with nearly no context and as many drafts as there may be, by rows."""
+    drafts = {size: min(laboratory.limits.max_drafts, size - 1) for size in sizes}
+    return {size: Batch((), (1,) * (size // (1 + number)), drafts=number) for size, number in drafts.items()}
+
+
+def drafted_attention(
+    laboratory: Laboratory, base: PiecewiseLinear, sizes: Sequence[int], together: int
+) -> BilinearGrid:
+    """Returns the attention of decodes with drafts by (number of reads, mean context), as `_contexts`.
+
+    base: of `drafted_bases`. together: rows of each read; the largest batch also has two reads of each request, if there may be as many drafts.
+    """
+    points, limits = list[Point](), laboratory.limits
+    longest = limits.max_request_tokens - limits.max_drafts
+    for number, reads in [*((size, 1) for size in sizes if size <= limits.max_batch), (limits.max_batch, 2)]:
+        for context in batches.fit_in(batches.CONTEXTS, longest):
+            batch = Batch((), batches.spread(number, context, longest), drafts=reads * together - 1)
+            if batch.drafts <= limits.max_drafts and laboratory.holds(batch):
+                rows = next(size for size in base.sizes if size >= sum(batch.num_tokens))  # padded
+                mean = context + batch.drafts / 2  # each row also reads the rows before it
+                points.append((number * reads, mean, max(laboratory.seconds(batch) - base.at(rows), 0.0)))
+    return BilinearGrid.through(points)
+
+
 def _mixed_decodes(
     laboratory: Laboratory,
     decode_sizes: Sequence[int],

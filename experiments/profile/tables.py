@@ -14,7 +14,7 @@ from cbatch import ModelSpec
 from cbatch.model import DTYPE_BYTES
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
-from cbatch.sim.measured import CapturedGraphs, DecodeOnly, HostTimes, Measured
+from cbatch.sim.measured import CapturedGraphs, DecodeOnly, DraftedOnly, HostTimes, Measured
 from cbatch.sim.provenance import FROM, NOT_COMPARED
 from cbatch.sim.roofline import Ceilings
 from experiments.profile.kernels import ShareOf
@@ -58,6 +58,11 @@ def model_tables(iterations: Iterations, alone: ShareOf, mixed: ShareOf, max_bat
     )
 
 
+def drafted_only(base: PiecewiseLinear, share_of: ShareOf, attention: BilinearGrid) -> DraftedOnly:
+    heads = tuple(share_of(size).head * seconds for size, seconds in zip(*base, strict=True))
+    return DraftedOnly(*_divide(base, share_of, heads), PiecewiseLinear(base.sizes, heads), attention)
+
+
 def new_content(
     name: str, hardware: str, origin: str, memory_bytes: float, ceilings: Ceilings, ceilings_from: str
 ) -> dict[str, Any]:
@@ -91,8 +96,7 @@ def put_model(
 
     host: host time measured with the tables, also used for models without host time; None: keep the stored host time.
     """
-    text = TypeAdapter(Measured).dump_json(tables, exclude_defaults=True)  # whole numbers are written as such
-    measured = json.loads(text, parse_float=lambda number: float(f"{float(number):.{DIGITS}g}"))
+    measured = _content(tables)
     models = content.setdefault("models", {})
     model = models.setdefault(spec.name, {FROM: origin, "tensor_parallel": {}})
     model |= {"num_layers": spec.num_layers, "shape": spec.shape}
@@ -111,6 +115,17 @@ def put_model(
         first = next(name for name in models if "host" in models[name])
         fallback = f"fallback: of {first}, for models without their own"
         content |= {"host": {FROM: fallback, **models[first]["host"]}, "error": NOT_COMPARED, "compared": {}}
+
+
+def put_drafted(content: dict[str, Any], spec: ModelSpec, origin: str, tables: DraftedOnly) -> None:
+    """Puts the tables of decodes with drafts into the content of a profile that has the model."""
+    content["models"][spec.name]["tensor_parallel"]["1"]["drafted_only"] = {FROM: origin, **_content(tables)}
+
+
+def _content(tables: Measured | DraftedOnly) -> dict[str, Any]:
+    text = TypeAdapter(type(tables)).dump_json(tables, exclude_defaults=True)  # whole numbers are written as such
+    content: dict[str, Any] = json.loads(text, parse_float=lambda number: float(f"{float(number):.{DIGITS}g}"))
+    return content
 
 
 def captured_graphs(decodes: Sequence[int], *machines: Sequence[int]) -> CapturedGraphs | None:

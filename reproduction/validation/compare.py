@@ -123,13 +123,17 @@ def gpus_of(cases: Mapping[str, Any]) -> int:
 
 
 def tables_of(profile: Profile, gpus: int = 1) -> str:
-    """Returns a digest of the tables of this number of GPUs in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, power, peaks, links, shapes, block size, wider formats, and host times of prompts in the cache, which they lack, and of chunks, which the asynchronous loop hides."""
+    """Returns a digest of the tables of this number of GPUs in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, power, peaks, links, shapes, block size, wider formats, drafts, and host times of prompts in the cache, which they lack, and of chunks, which the asynchronous loop hides."""
     models = {
         name: replace(
             model,
             shape={},
             host=_of_decodes(model.host),
-            tensor_parallel={degree: tables for degree, tables in model.tensor_parallel.items() if degree == gpus},
+            tensor_parallel={
+                degree: replace(tables, drafted_only=None)
+                for degree, tables in model.tensor_parallel.items()
+                if degree == gpus
+            },
         )
         for name, model in profile.models.items()
     }
@@ -144,7 +148,9 @@ def tables_of(profile: Profile, gpus: int = 1) -> str:
         "watts": None,
         "host": _of_decodes(profile.host),
         "origins": {
-            place: text for place, text in profile.origins.items() if place[-1:] != ("host",) or len(place) == 1
+            place: text
+            for place, text in profile.origins.items()
+            if place[-1:] not in (("host",), ("drafted_only",)) or len(place) == 1
         },
     }
     text = profile_text(replace(profile, **timeless, ceilings=ceilings, models=models))

@@ -52,7 +52,8 @@ class TextDrafter(SurvivalsDrafter):
     def draw(self, step: Step, rejected: NDArray[np.int64]) -> NDArray[np.int64]:
         assert step.drafts is not None
         known = step.start + step.num_tokens - step.drafts - rejected
-        return np.minimum(self._right[step.table.id[step.rows], known], step.drafts)
+        accepted: NDArray[np.int64] = np.minimum(self._right[step.table.id[step.rows], known], step.drafts)
+        return accepted
 
 
 def server_of(model: str, *keys: str) -> Any:

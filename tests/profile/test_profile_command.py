@@ -25,12 +25,22 @@ from experiments.profile import host, laboratory
 from experiments.profile.__main__ import main
 from experiments.profile.kernels import KernelShares, shares
 from experiments.profile.laboratory import Laboratory
-from experiments.profile.measure import measure, mixed_bases
-from experiments.profile.tables import captured_rows, model_tables, put_links, put_model, raise_ceiling
+from experiments.profile.measure import drafted_attention, drafted_bases, measure, mixed_bases
+from experiments.profile.tables import (
+    captured_rows,
+    drafted_only,
+    model_tables,
+    put_drafted,
+    put_links,
+    put_model,
+    raise_ceiling,
+)
 from experiments.setup.presets import load_spec
 
 LIMITS = Limits(8, 4096, 2048, tile=64)
 SIZES, CAPTURED = (1, 2, 4, 8), (64, 128, 256)
+ROWS = (*SIZES, 128)
+"""Rows of the graphs of eight requests with up to 15 drafts."""
 SPEC = ModelSpec("made-up", "llama", 4, 64, 4, 2, 16, 160, 512, 4096)
 
 
@@ -93,6 +103,17 @@ class Clockwork:
         return 5e-3 + 2e-5 * size + idle + self.attention(shape)
 
 
+class DraftingClockwork(Clockwork):
+    """Rows of a request are read eight at a time; each beyond the first takes a tenth longer."""
+
+    def seconds(self, shape: BatchShape) -> float:
+        if not shape.num_drafts:
+            return super().seconds(shape)
+        reads = shape.read_together(8)
+        size = next(size for size in ROWS if size >= shape.num_decodes)
+        return 4.5e-3 + 1e-5 * size + self.attention(reads) * (0.9 + 0.1 * shape.num_decodes / reads.num_decodes)
+
+
 def server(executor: Clockwork, num_blocks: int = LIMITS.max_batch * 32) -> Server:
     return Server(executor, LIMITS, NO_COST, KVSize(num_blocks, 64))  # type: ignore[type-var]
 
@@ -101,15 +122,15 @@ def lab_of(executor: Clockwork) -> Laboratory:
     return Laboratory(server(executor), 512)
 
 
+def share(size: float) -> KernelShares:
+    return shares([("nvjet", 7.0), ("_add_norm_kernel", 1.0), ("nvjet", 2.0)])
+
+
 def tables_of(lab: Laboratory) -> Measured:
     """The tables of what is measured on the clockwork, and of graphs for two requests."""
     found = measure(lab, SIZES, CAPTURED, lambda text: None)
     power = lab.executor.power
     small = mixed_bases(lab_of(Clockwork(2, power)), [2, 64, 65, 128, 129, 256], found.chunks)
-
-    def share(size: float) -> KernelShares:
-        return shares([("nvjet", 7.0), ("_add_norm_kernel", 1.0), ("nvjet", 2.0)])
-
     tables = model_tables(found, share, share, 8)
     return replace(tables, captured_rows=captured_rows({2: small, 8: found.mixed}))
 
@@ -178,6 +199,25 @@ def test_batches_in_between_are_put_together_from_the_parts() -> None:
             ProfileCost(profile, SPEC, max_batch=batch).predict(BatchShape(((tokens, 0),))) for batch in (8, 4)
         )
         assert large - small == pytest.approx(rows * Clockwork.row_seconds, abs=1e-7)
+
+
+def test_decodes_with_drafts_take_what_was_measured() -> None:
+    """With one and two reads of a request, filled and not, between the measured numbers and contexts, padded to a graph."""
+    kv, limits = KVSize(LIMITS.max_batch * 32, 64), replace(LIMITS, max_drafts=15)
+    lab = Laboratory(Server(DraftingClockwork(), limits, NO_COST, kv), 512)  # type: ignore[type-var]
+    base = PiecewiseLinear.through((size, lab.seconds(batch)) for size, batch in drafted_bases(lab, ROWS).items())
+    content = profile_content(profile_of(lab_of(Clockwork())))
+    put_drafted(content, SPEC, "x", drafted_only(base, share, drafted_attention(lab, base, SIZES, 8)))
+    content["models"][SPEC.name]["tensor_parallel"]["1"]["captured_graphs"] = {
+        "requests": SIZES,
+        "tokens": CAPTURED,
+        "fewest": (0, 0, 0),
+    }
+    cost = ProfileCost(make_profile(json.loads(json.dumps(content))), SPEC, max_batch=8)
+    cost.max_rows = 128
+    for number, k, context in ((3, 1, 100), (1, 6, 40), (8, 7, 700), (5, 3, 1500), (8, 15, 600), (2, 11, 333)):
+        shape = BatchShape((), number, number * context).with_drafts(number * k)
+        assert cost.predict(shape) == pytest.approx(DraftingClockwork().seconds(shape), rel=0.005), shape
 
 
 def test_the_clock_is_seen_to_follow_the_power() -> None:
