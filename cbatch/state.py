@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cbatch.drafts import Drafts, expect, is_stop, settle
+from cbatch.draft_outcomes import expect, is_stop, settle
+from cbatch.drafts import Drafts
 from cbatch.executor import Step, Tokens
 from cbatch.kv import BlockPool, PrefixCache, PrefixPool
 from cbatch.lease import Lease

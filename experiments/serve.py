@@ -221,7 +221,6 @@ def _run(run: Run, folder: Path | None, bar: bool, keep: Callable[[RunRecord], S
     shown = progress(run.settings.progress if bar else "off", run.num_requests)
     with closing(run.server), decisions_of(run, folder), shown as on_step:
         gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
-
         turns, most = count(), AT_ONCE * max(len(run.engine.engines) // 4, 1)
 
         def show_and_drain(engine: Engine | Cluster) -> None:

@@ -18,39 +18,16 @@ from cbatch.model import split_layers
 from cbatch.model.topology import Degree, Network, Topology, split_ranks
 from cbatch.runtime.options import AttentionName, Options
 from cbatch.sim import HostTime, PlanningExecutor, Profile, ProfileCost, SimExecutor
-from cbatch.validation import Give, Switch, check, not_negative
+from cbatch.validation import Give, not_negative
 from experiments.report.notes import PLANNING
 from experiments.settings.backend import Backend
 from experiments.settings.hardware import CPU, card_name, cost_model, count_gpus, cpu_name
 from experiments.workloads import Vocabulary
 
-Graphs = Literal["off", "decode", "all"]
 _Seconds = Annotated[float, not_negative("seconds")]
 Sizes = Annotated[list[int] | Literal["auto"], Give("the number of layers of each stage, as in [17,15], or auto")]
 _HOST_SECONDS = Give("seconds of host time per iteration, measured, or auto")
 HostSeconds = Annotated[_Seconds | Literal["auto", "measured"], _HOST_SECONDS]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Runtime:
-    """How the engine and the executor run.
-
-    asynchronous: plan and launch an iteration while the previous one is computed.
-    graphs: which iterations replay a captured CUDA graph: "off", "decode" (those without prompts) or "all".
-    compile: compute real tokens with `transformers`' modules, compiled by `torch.compile`, instead of the fused model.
-    """
-
-    asynchronous: Switch
-    graphs: Graphs
-    compile: Switch
-
-    def __post_init__(self) -> None:
-        check(self, "runtime.")
-
-    @property
-    def name(self) -> str:
-        """As in conf/runtime."""
-        return "async" if self.asynchronous else "sync"
 
 
 @dataclass(frozen=True, kw_only=True)

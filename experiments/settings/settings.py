@@ -23,13 +23,14 @@ from cbatch.stall import Patience
 from cbatch.validation import Give, Switch, check_known, not_negative, positive, read, whole
 from experiments.progress import Setting
 from experiments.settings.backend import Backend
-from experiments.settings.backends import Auto, Cuda, Runtime
+from experiments.settings.backends import Auto, Cuda
 from experiments.settings.batch import batch_of, is_auto, with_batch
 from experiments.settings.construct import check_eviction, check_evicts, construct
 from experiments.settings.drafters import drafter_of
 from experiments.settings.hardware import profile_of_gpu
 from experiments.settings.identity import columns_of
 from experiments.settings.recipe import Recipe, recipe_of
+from experiments.settings.runtime import Runtime
 from experiments.workloads import Workload
 
 GROUPS = (
