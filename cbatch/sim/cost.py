@@ -14,53 +14,11 @@ from cbatch.cost import BatchShape
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.model.topology import Topology
 from cbatch.sim.measured import DecodeOnly
-from cbatch.sim.power import STEADY, Pace
+from cbatch.sim.power import STEADY
 from cbatch.sim.profile import Operations, Profile
 from cbatch.sim.provenance import FALLBACK, NOT_COMPARED, not_measured
 from cbatch.sim.roofline import Affine, Seconds
-
-
-class Parts(NamedTuple):
-    """Device seconds of one iteration by operation, over all layers and stages; `communication` includes waiting."""
-
-    linear: float
-    attention: float
-    head: float
-    other: float
-    communication: float
-
-    @property
-    def total(self) -> float:
-        return sum(self)
-
-
-class StageTimes(NamedTuple):
-    """Seconds of one iteration in a pipeline.
-
-    compute, communication: each stage's operations, and the all-reduces between them.
-    embedding: added in the first stage. head: added in the last stage.
-    transfers: sends from each stage to the next, [stages - 1].
-    pace: how `compute` depends on the GPU's clock.
-    """
-
-    compute: float
-    communication: float
-    embedding: float
-    head: float
-    transfers: tuple[float, ...]
-    pace: Pace = STEADY
-
-
-class _TokenTimes(NamedTuple):
-    """Times that depend only on the number of tokens; `linear`, `other` and `pace` cover a stage's layers."""
-
-    linear: float
-    other: float
-    pace: Pace
-    communication: float
-    embedding: float
-    transfers: tuple[float, ...]
-    covered: bool
+from cbatch.sim.times import Parts, StageTimes, TokenTimes
 
 
 class _Tables(NamedTuple):
@@ -71,7 +29,7 @@ class _Tables(NamedTuple):
     """
 
     layers: float
-    times: Callable[[int], _TokenTimes]
+    times: Callable[[int], TokenTimes]
     head: Callable[[int], float]
 
 
@@ -177,7 +135,7 @@ class ProfileCost:
                     self._single_decodes[following.decode_context] = times
             yield following, times
 
-    def _execute(self, shape: BatchShape, tables: _Tables, token_times: _TokenTimes) -> StageTimes:
+    def _execute(self, shape: BatchShape, tables: _Tables, token_times: TokenTimes) -> StageTimes:
         if not token_times.covered or not self._attention.covers(shape):
             self.num_outside += 1
         return self._times(shape, tables, token_times, paced=True)
@@ -240,9 +198,7 @@ class ProfileCost:
             "iterations_outside_measured_range": self.num_outside,
         }
 
-    def _times(
-        self, shape: BatchShape, tables: _Tables, token_times: _TokenTimes, *, paced: bool = False
-    ) -> StageTimes:
+    def _times(self, shape: BatchShape, tables: _Tables, token_times: TokenTimes, *, paced: bool = False) -> StageTimes:
         """Returns the times of an iteration. paced: whether to compute the pace of decode-only iterations."""
         linear, other, pace, communication, embedding, transfers, _ = token_times
         compute = linear + other + tables.layers * self._attention.seconds(shape)
@@ -285,7 +241,7 @@ class ProfileCost:
             return self.graph_tokens(shape) or shape.num_tokens
         return shape.num_tokens
 
-    def _token_times(self, parts: Operations | DecodeOnly, factor: float, mixed: bool, num_tokens: int) -> _TokenTimes:
+    def _token_times(self, parts: Operations | DecodeOnly, factor: float, mixed: bool, num_tokens: int) -> TokenTimes:
         layers, embedding = self._layers, self.operations.embedding
         message = num_tokens * self.spec.hidden_size * DTYPE_BYTES[self.spec.dtype]
         exchanges = layers * measured.at(num_tokens) if (measured := self.operations.measured.exchange) else 0.0
@@ -302,7 +258,7 @@ class ProfileCost:
             linear, other = linear * (1 + share), other * (1 + share)
         mixed = mixed or num_tokens > self._most_decodes
         pace = self.power.of_prompts(num_tokens, linear + other) if mixed and self.power else STEADY
-        return _TokenTimes(
+        return TokenTimes(
             linear,
             other,
             pace,

@@ -23,11 +23,12 @@ from cbatch.executor import BlockCopies, Executor, Step, StepResult, Turn
 from cbatch.kv import Copies
 from cbatch.model.topology import Topology
 from cbatch.request import Ints
-from cbatch.sim.cost import ProfileCost, StageTimes, following_decodes
+from cbatch.sim.cost import ProfileCost, following_decodes
 from cbatch.sim.drafter import SurvivalsDrafter
 from cbatch.sim.measured import HostTime
 from cbatch.sim.power import GpuClock
 from cbatch.sim.stages import Cause, Span, StageAccount, Stages
+from cbatch.sim.times import StageTimes
 
 _HOST, _COMPUTE = Cause.HOST, Cause.COMPUTE
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from cbatch.cost import BatchShape
 from cbatch.executor import BlockCopies
 from cbatch.request import Ints
-from cbatch.sim.cost import StageTimes
+from cbatch.sim.times import StageTimes
 
 
 @dataclass(slots=True)

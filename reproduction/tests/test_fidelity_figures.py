@@ -15,8 +15,8 @@ from test_figures import FIGURES
 
 from cbatch import SLO, BatchShape, ConfigError, Request
 from cbatch.sim import PROFILES, load_profile
-from cbatch.sim.cost import StageTimes
 from cbatch.sim.profile_file import make_profile
+from cbatch.sim.times import StageTimes
 from reproduction.validation import compare, stored
 from reproduction.validation.compare import TARGETS, Pair
 from reproduction.validation.fidelity import statement

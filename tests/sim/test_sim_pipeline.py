@@ -13,10 +13,10 @@ from small_cluster import make_engine, make_executor
 from cbatch import BatchShape, Engine, FinishReason, Limits, Plan, Policy, Request, RunRecord, Server, Step, View
 from cbatch.arrivals import Listed
 from cbatch.kv import KVSize
-from cbatch.sim.cost import StageTimes
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.measured import HostTime
 from cbatch.sim.stages import Cause, Span, StageAccount, Stages, bubble_kind
+from cbatch.sim.times import StageTimes
 from policies.chunking import TileAligned
 from policies.mc_sf import McSf
 from policies.orca import Orca
