@@ -164,8 +164,7 @@ class Turns:
                 self._idle(plan)
             return None
         self._stall_watch.note_launch()
-        state = self.state
-        step = state.apply(checked, planned_at)
+        step = (state := self.state).apply(checked, planned_at)
         counts = (self._num_preempted, state.pool.num_used, len(state.waiting), len(state.running))
         self._num_preempted = 0
         self.on_launch(step)
