@@ -10,7 +10,7 @@ from reproduction.validation.apart import table
 PLACE = Path(__file__).parents[1] / "results" / "h200-x2"
 
 
-@pytest.mark.parametrize("name", ["apart"])
+@pytest.mark.parametrize("name", ["apart", "apart-repeated"])
 def test_the_stored_table_is_of_the_stored_runs(name: str) -> None:
     stored = json.loads((PLACE / f"{name}.json").read_text())
     kind = "at the cards' speed" if stored.get("cards") else "simulated"
