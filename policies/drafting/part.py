@@ -7,10 +7,14 @@ the policy itself keep those alone.
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
+from reprlib import repr as shortened
 from typing import Any
 
-from cbatch import Plan, PlanBuilder, Policy, Request, StepRecord, View
+import numpy as np
+
+from cbatch import Plan, PlanBuilder, Policy, PolicyError, Request, StepRecord, View
 from cbatch.calls import call
 from policies.drafting.rule import DraftingRule
 
@@ -77,11 +81,24 @@ class _Builder(PlanBuilder):
             if tokens == 1 and request in view.decoding and view.drafts.most
         ]
         if places:
-            decodes, rule = [plan.requests[place] for place in places], self._rule
-            numbers = call(f"drafting {type(rule).__name__}", rule.num_drafts, view, self, decodes)
-            numbers = [numbers] * len(places) if isinstance(numbers, int) else numbers
+            numbers = self._num_drafts([plan.requests[place] for place in places])
             for place, k in zip(places, numbers, strict=True):
                 request = plan.requests[place]
                 if k and view.drafts.can_have(request) and (number := self._add_drafts(place, k)):
                     self._drafted[request] = number
         return super().build(note, wake_at=wake_at)
+
+    def _num_drafts(self, decodes: list[Request]) -> list[int]:
+        """Returns what the rule chooses for each decode. Raises PolicyError for anything but whole numbers of at least 0."""
+        where = f"drafting rule {type(self._rule).__name__}"
+        returned = call(where, self._rule.num_drafts, self._whole_view, self, decodes)
+        with suppress(ValueError):  # of nested lists of different lengths
+            numbers = np.asarray(returned)
+            if numbers.shape in ((), (len(decodes),)) and numbers.dtype.kind in "iu" and numbers.min() >= 0:
+                each: list[int] = np.broadcast_to(numbers, len(decodes)).tolist()
+                return each
+        length = f" of length {len(returned)}" if isinstance(returned, list | tuple) else ""
+        problem = f"num_drafts() returned {' '.join(shortened(returned).split())}{length}"
+        raise PolicyError(
+            f"{where}: {problem}; return a whole number of at least 0, or a list of {len(decodes)}, one per decode"
+        )

@@ -16,7 +16,7 @@ class DraftingRule(Described, ABC):
 
     @abstractmethod
     def num_drafts(self, view: View, plan: PlanBuilder, decodes: Sequence[Request]) -> int | Sequence[int]:
-        """Returns the drafts of each decode, or one number for all. Numbers above the drafter's, and beyond what fits, are cut."""
+        """Returns the drafts of each decode, or one number for all: whole, at least 0. Numbers above the drafter's, and beyond what fits, are cut."""
 
     def observe(self, drafts: Sequence[int], accepted: Sequence[int]) -> None:
         """Called when an iteration has ended. drafts, accepted: of each of its decodes; accepted ones without the base token."""

@@ -1,12 +1,14 @@
 """Drafting rules: worked examples, and the decisions of vLLM's and SGLang's code made by hand."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
 
-from cbatch import KVSize, Plan, PlanBuilder, Policy, PolicyError, Request, Server, View
+from cbatch import KVSize, Plan, PlanBuilder, Policy, PolicyError, Request, RunRecord, Server, View
 from cbatch.policy import name_of
 from cbatch.sim import SimExecutor
 from cbatch.sim.drafter import SurvivalsDrafter
@@ -205,9 +207,9 @@ class Broken(Orca):
             Orca(),
             Raising(ValueError("no")),
             PolicyError,
-            r"drafting Raising: num_drafts\(\) raised ValueError: no \(test_dr",
+            r"drafting rule Raising: num_drafts\(\) raised ValueError: no \(test_dr",
         ),
-        (Orca(), Raising(KeyboardInterrupt()), KeyboardInterrupt, r"drafting Raising, num_drafts\(\) \(test_dr"),
+        (Orca(), Raising(KeyboardInterrupt()), KeyboardInterrupt, r"drafting rule Raising, num_drafts\(\) \(test_dr"),
         (Broken(), Raising(), PolicyError, r"policy Broken with Raising, iteration 0: plan\(\) raised .* \(test_dr"),
     ],
 )
@@ -218,6 +220,34 @@ def test_an_error_names_the_policy_or_its_rule(policy: Policy, rule: Raising, ki
     server = Server(SimExecutor(EVEN_COST, drafter=drafter), limits, EVEN_COST, KVSize(9, 2), False)
     with pytest.raises(kind, match=text):
         server.engine(WithDrafts(policy, rule), scenario.source()).run()
+
+
+class Returning(Raising):
+    def __init__(self, numbers: Callable[[int], Any]) -> None:
+        self.numbers = numbers  # from the number of decodes
+
+    def num_drafts(self, view: View, plan: PlanBuilder, decodes: Sequence[Request]) -> Any:
+        return self.numbers(len(decodes))
+
+
+@pytest.mark.parametrize("numbers", [-2, [1, -1], [1], [1, 1, 1], [], 2.5, [1.0, 1.0], True, None, [[1], [1, 1]]])
+def test_numbers_of_drafts_that_cannot_be_are_the_rules_fault(numbers: Any) -> None:
+    """Of two decodes."""
+    text = rf"^drafting rule Returning: num_drafts\(\) returned {re.escape(repr(numbers))}.*; return .* a list of 2, one per decode"
+    with pytest.raises(PolicyError, match=text):
+        two_requests_with(Returning(lambda _: numbers))
+
+
+@pytest.mark.parametrize("numbers", [lambda n: np.int64(1), lambda n: (1,) * n, lambda n: np.ones(n, int)])
+def test_numbers_of_drafts_may_be_one_for_all_or_one_each(numbers: Callable[[int], Any]) -> None:
+    assert max(step.num_drafts for step in two_requests_with(Returning(numbers)).steps) == 2
+
+
+def two_requests_with(rule: DraftingRule) -> RunRecord:
+    scenario = Scenario((Arrival(4, 9, 0), Arrival(4, 9, 0)), 2, 20, 40, 2, asynchronous=False)
+    drafter = SurvivalsDrafter([0.7])
+    server = Server(SimExecutor(EVEN_COST, drafter=drafter), scenario.limits, EVEN_COST, KVSize(20, 2), False)
+    return server.engine(WithDrafts(Orca(), rule), scenario.source()).run()
 
 
 def test_a_policy_is_named_without_its_own_getattr() -> None:
