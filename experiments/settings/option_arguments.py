@@ -5,6 +5,7 @@
 Hydra composes files. Each option with arguments becomes an option in Hydra's ConfigStore, which launchers pass to other processes.
 """
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -48,7 +49,8 @@ def with_arguments(overrides: Sequence[str]) -> list[str]:
             value = ",".join(text for piece in _split(value) for text in _objects(group, piece))
             override = f"{group}={value}"
         named = group in GROUPS and value.partition("(")[0] not in create_functions().functions
-        if "=" in value and not _NESTED.search(value) and ("," not in value or group in _NAMES):
+        whole = not _NESTED.search(value) and ("," not in value or group in _NAMES)
+        if "=" in value and (whole or os.path.exists(value)):
             override = f"{group}={value!r}"
         pieces = _pieces(value) if named and ("(" in value or "." in value) else []
         if any("(" in piece or _is_import_path(group, piece) for piece in pieces):

@@ -290,7 +290,7 @@ def test_survivals_of_a_recorded_run(tmp_path: Path) -> None:
     """A rule that gives most requests fewer drafts than there are places leaves the survivals as drawn, here within 3 standard errors."""
     drafting = ("drafting=table", "drafting.ranges=[[1,60,4],[61,512,1]]", "drafter=glm_mtp")
     load = ("policy=sarathi_serve", "workload=queued", "workload.num_requests=200", "batch=64", "chunk=2048")
-    folder = tmp_path / "run"
+    folder = tmp_path / "day_batch=64,_drafting=table"
     run = serve(compose_run("backend=sim", "hardware=h100", *load, *drafting), folder, log=str)
     drafter = compose_run("backend=sim", "drafter=survivals", f"drafter.survivals={folder}").drafter
     assert isinstance(drafter, SurvivalsDrafter) and run.summary["drafts"]["drafts"] > 10_000
