@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cbatch import Engine, FinishReason, Request, RunRecord
-from cbatch.cluster import Cluster, RoundRobin
+from cbatch.cluster import Cluster
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Served
 from cbatch.results.regret import regret
@@ -29,6 +29,7 @@ from experiments.report.text import run_text, title_of
 from experiments.settings.hardware import CPU, cpu_profile
 from experiments.settings.settings import Settings
 from experiments.setup.assemble import Run, assemble, with_workload
+from experiments.setup.lacks import lacks_of
 from experiments.store.csv_tables import RunTables, stated_columns, write_csv, write_energy
 from experiments.store.provenance import commit, now, versions, write_json
 from experiments.store.run_folder import DECISIONS, PROFILE, REPLICAS, SUMMARY, open_run_folder, write_results
@@ -246,31 +247,6 @@ def decisions_of(run: Run, folder: Path | None) -> AbstractContextManager[None]:
     return write_decisions(folder / DECISIONS, run.engine.engines, run.settings.composed.overrides)
 
 
-def _lacks(run: Run) -> list[str]:
-    """Returns what the policy, the eviction and the router depend on, and the run does not have; `notes` explains the names."""
-    settings, engine = run.settings, run.engine.engines[0]
-    routers = settings.backend.router, *settings.backend.routers.values()
-    present = {
-        *run.facts.stated,
-        *["prefix_cache"] * settings.prefix_cache,
-        *["drafts"] * any(bool(each.state.drafts.counts[1:].any()) for each in run.engine.engines),
-        *["hidden_lengths"] * (not run.facts.lengths_known),
-        *["places"] * any(setup.limits.max_running > setup.limits.max_batch for setup in run.setups),
-        *["replicas"] * (settings.backend.replicas > 1),
-        *["reports"] * (settings.backend.replicas > 1 and any(type(router) is not RoundRobin for router in routers)),
-        *["future"] * (len(engine.arrivals.known) == run.num_requests),
-    }
-    cache = engine.state.cache
-    needed = [*["replicas"] * (type(routers[0]) is not RoundRobin), *["reports"] * (settings.backend.staleness > 0)]
-    needed += ["drafts"] * (settings.drafter.max_drafts > 0 and "drafting" not in settings.policy.section)
-    if any(each.state.drafts.asked > each.state.drafts.most for each in run.engine.engines):
-        needed.append("max_drafts" if settings.drafter.max_drafts else "drafter")
-    for part in (engine.policy, *routers, cache and cache.pool.eviction):
-        of_class: tuple[str, ...] = getattr(type(part), "depends_on", ())
-        needed += getattr(part, "__dict__", {}).get("depends_on", of_class)
-    return [name for name in dict.fromkeys(needed) if name not in present]
-
-
 def origin_of_run(settings: Settings) -> dict[str, Any]:
     """Returns the identity of a run, and its code."""
     return {"identity": settings.identity, "code": sources_of(settings.composed.keys)}
@@ -291,7 +267,7 @@ def about_run(run: Run) -> dict[str, Any]:
         "chosen": run.chosen,
         "output_lengths_known": run.facts.lengths_known,  # to policies, by `max_new_tokens`
         "prefixes": run.facts.prefixes and not settings.prefix_cache,  # they are known, and not reused
-        "lacks": _lacks(run),
+        "lacks": lacks_of(run),
         "overrides": list(composed.overrides),
         "number": composed.number,
         "date": now(),

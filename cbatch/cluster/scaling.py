@@ -60,6 +60,7 @@ class Fleet:
     """Starts and drains the replicas of a cluster.
 
     lives: of all replicas, in the order in which they were asked for. next_at: when the next event is due.
+    is_cut: whether the autoscaler ever wanted more replicas than there are.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Fleet:
             idle_at: returns since when a replica has had no request; infinity if it has one.
         """
         self.lives: list[Life] = []
+        self.is_cut = False
         self._scaling, self._views, self._look, self._idle_at, self._restart = scaling, replicas, look, idle_at, restart
         self._pools: dict[str, list[int]] = {}
         for number, replica in enumerate(replicas):
@@ -132,6 +134,7 @@ class Fleet:
                 f"return the number of replicas of each pool: {', '.join(pools)}" if any(pools) else "return a number"
             )
             raise PolicyError(f"{where}: wanted() returned {answer!r}; {remedy}")
+        self.is_cut |= any(index(numbers[pool]) > len(pools[pool]) for pool in pools)
         return {pool: min(max(index(numbers[pool]), self._scaling.least), len(pools[pool])) for pool in pools}
 
     def _stabilise(self, pool: str, wanted: int, at: float) -> int:

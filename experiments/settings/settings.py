@@ -227,6 +227,10 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
     if "autoscale" in config and backend.replicas == 1:
         remedy = "give backend.replicas=, the most that there may be"
         raise ConfigError(f"autoscale: needs several replicas to start and stop; {remedy}")
+    fewest = min([pool.replicas or 1 for pool in (backend.pools or {}).values()], default=backend.replicas)
+    if "autoscale" in config and backend.scaling.least > fewest:
+        problem = f"backend.scaling.least={backend.scaling.least}: exceeds the {fewest} replicas of a pool"
+        raise ConfigError(f"{problem}; give at most {fewest}")
     unnamed = "hardware" not in composed.given() and root.hardware == Cuda.predicts_with
     if unnamed and isinstance(backend, Cuda) and (profile := profile_of_gpu()):
         with suppress(ProfileError):  # it lacks the links of several GPUs

@@ -249,12 +249,12 @@ def _server(settings: Settings, setups: Sequence[Setup]) -> Server | ReplicatedS
         first_gpu += len(built) * setup.settings.backend.gpus_per_replica
     roles = [Role(setup.settings.backend.role) for setup in setups for _ in range(setup.settings.backend.replicas)]
     moves = moves_of(settings, setups, roles)
-    if len(servers) == 1:
-        return servers[0]
-    cluster = Cluster if backend.simulated else LiveCluster
     scaler = settings.autoscale
     if scaler is None and backend.scaling != type(backend.scaling)():
         raise ConfigError("backend.scaling: has no effect without an autoscaler; give autoscale=NAME")
+    if len(servers) == 1:
+        return servers[0]
+    cluster = Cluster if backend.simulated else LiveCluster
     scaling = None if scaler is None else Scaling(scaler, **vars(backend.scaling))
     prices = [price for setup in setups for price in setup.prices]
     options = backend.staleness, cluster, scaling, prices, roles, moves

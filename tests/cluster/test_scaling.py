@@ -22,6 +22,8 @@ from cbatch import Limits, Request
 from cbatch.arrivals import Listed
 from cbatch.cluster import Cluster, ClusterView, LeastLoaded, LiveCluster, Phase, Scaling
 from cbatch.errors import ConfigError, PolicyError
+from experiments.settings.compose import compose_run
+from experiments.setup.assemble import assemble
 from experiments.store.tables import read_replicas, read_requests
 from policies.orca import Orca
 
@@ -170,6 +172,12 @@ def test_scaling_that_cannot_be_is_refused() -> None:
         Scaling(Orca())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="need tick above 0"):
         Scaling(Scripted([1]), tick=0.0)
+    with pytest.raises(ConfigError, match="has no effect without an autoscaler"):
+        assemble(compose_run("backend=sim", "backend.scaling={tick: 9}"))
+    pools = ("backend=sim", "autoscale=fixed", "backend.pools={a: {replicas: 4}, b: {replicas: 3}}")
+    assert compose_run(*pools, "backend.scaling={least: 3}").backend.scaling.least == 3
+    with pytest.raises(ConfigError, match=r"backend.scaling.least=4: .* give at most 3"):
+        compose_run(*pools, "backend.scaling={least: 4}")
 
 
 class ToLatest:

@@ -76,3 +76,12 @@ def test_a_run_says_what_its_eviction_needs() -> None:
     settings = compose_run("backend=sim", "eviction=soft_ttl", *sessionless)
     assert serve(settings, log=lambda _: None, bar=False).about["lacks"] == ["sessions"]
     assert lacks("policy=past_future", "policy.admission=optimum") == [], "which is given true lengths"
+
+
+@pytest.mark.long
+def test_a_run_says_that_replicas_are_too_few_and_that_nothing_leaves_a_node() -> None:
+    """Two replicas of one GPU send nothing; two stages on nodes of one GPU do."""
+    assert lacks("backend.replicas=2", "autoscale=fixed(replicas=3)") == ["more_replicas"]
+    assert lacks("backend.replicas=2", "autoscale=fixed(replicas=2)") == []
+    assert lacks("backend.replicas=2", "backend.network=50") == ["between_nodes"]
+    assert lacks("backend.pipeline_stages=2", "backend.gpus_per_node=1", "backend.network=50") == []
