@@ -118,7 +118,7 @@ def _latencies(requests: Served, window: Window) -> Figures:
 
 
 def _pools(run: Gathered, window: Window, paid: Floats | None) -> dict[str, dict[str, Any]]:
-    """Returns what each pool served in the whole run, its replicas together, and the latencies and the cost of the window.
+    """Returns what each pool served and computed in the whole run, its replicas together, and the latencies and the cost of the window.
 
     paid: mean dollars per hour of each replica.
     """
@@ -127,6 +127,7 @@ def _pools(run: Gathered, window: Window, paid: Floats | None) -> dict[str, dict
             "replicas": run.pools.count(pool),
             "requests": len(part.ended),
             "output_tokens": sum(request.num_output_tokens for request in part.ended),
+            "prefill_tokens": int(part.steps["num_prefill_tokens"].sum()),
             "counted_requests": (number := int(window.holds(part.served.last_token).sum())),
             **_latencies(part.served, window),
             **({} if paid is None else {"cost": _cost_of_pool(run, pool, window, paid, number)}),

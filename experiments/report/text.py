@@ -126,8 +126,11 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         if "violations" in regret:
             line += f"; {count_text(regret['violations'], 'violation')} over the lower bound of {regret['violations_bound']}"
         yield "regret", whole + line
-    for pool, figures in summary.get("pools", {}).items():
+    pools, transfers = summary.get("pools", {}), summary.get("transfers")
+    for pool, figures in pools.items():
         served = f"{count_text(figures['requests'], 'request')}, {figures['output_tokens']:,} output tokens"
+        if transfers:
+            served = f"{figures['prefill_tokens']:,} tokens prefilled" + f"; {served}" * (figures["requests"] > 0)
         setup = summary["about"]["pools"][pool]
         each = f"{setup['policy']}, batch {setup['limits']['batch']}, {setup['hardware']}"
         price = f"; {_price_text(figures['cost'])}" if "cost" in figures else ""
@@ -137,7 +140,13 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         paid = ""
         if "seconds" in balance:
             paid = f"; {number(balance['mean'])} on average, at most {balance['most']}: {number(balance['seconds'])} replica-seconds"
-        yield "replicas", f"{whole}{least:,} to {count_text(most, 'request')} each{paid}"
+        ending = [pool for pool, figures in pools.items() if figures["requests"]]
+        those = f", in {' and '.join(ending)}" if transfers and len(ending) < len(pools) else ""
+        yield "replicas", f"{whole}{least:,} to {count_text(most, 'request')} each{those}{paid}"
+    if transfers:
+        seen = f"{number(transfers['visible_seconds'], 1e3)} ms visible after the prefill"
+        line = f"{transfers['number']:,}, together {number(transfers['bytes'] / 1e9)} GB; on average {seen}"
+        yield "transfers", f"{line}, {share(transfers['hidden_share'])} of the bytes hidden during it"
     batch = f"{number(mean['batch_requests'])} requests ({share(mean['batch_occupancy'])} of the batch)"
     tokens = f"{number(mean['batch_tokens'])} tokens ({share(mean['padding_share'])} padding)"
     each, num = f"{batch} and {tokens}", run["iterations"]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,17 @@ def test_prefillers_end_no_requests_and_say_what_they_computed(tmp_path: Path) -
     pools = {"p": {"role": "prefill", "replicas": 2}, "d": {"role": "decode"}}
     work = {"workload": "closed", "workload.num_requests": 6, "workload.length": 125, "workload.pd_ratio": 4}
     run = simulate("sarathi_serve", block_size=16, prefix_cache=True, pools=pools, output=tmp_path / "run", **work)
-    assert "replicas     6 to 6 requests each" in str(run)
+    lines = dict(re.findall(r"^(pool \w|\w+) +(.*)$", str(run), re.MULTILINE))
+    assert lines["pool p"].startswith("600 tokens prefilled by 2 replicas: ")
+    assert lines["pool d"].startswith("30 tokens prefilled; 6 requests, 150 output tokens by 1 replica: ")
+    assert lines["replicas"] == "6 to 6 requests each, in d"
+    sent = (
+        6 * 96 * 2 * 32 * 8 * 128 * 2 / 1e9
+    )  # six blocks of 16 tokens each: keys and values, 32 layers, 8 heads of 128, 2 bytes
+    seen = sum(1e3 * (transfer.ended - transfer.started) for transfer in run.record.transfers) / 6
+    assert lines["transfers"] == (
+        f"6, together {sent:.3g} GB; on average {seen:.3g} ms visible after the prefill, 0.0% of the bytes hidden during it"
+    )
     assert str(run).count("latencies of 6 requests") == 1 and "pool d: latencies" not in str(run), "those of the run"
     rows = read_replicas(tmp_path / "run")
     assert rows["requests"].tolist() == [0, 0, 6] and rows["prefill_tokens"].tolist() == [300, 300, 6 * 5]
