@@ -1,6 +1,7 @@
 """Defines the style of all plots: page size, series that also differ in grey, headings, and notes on the origin of times."""
 
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -171,6 +172,7 @@ def _shared_texts(runs: pd.DataFrame) -> list[str]:
     values = {str(key): column.iloc[0] for key, column in shared.items()}
     named = {key: words for key, words in _SHARED.items() if key in values and (key not in _SPEEDS or values[key] != 1)}
     values |= {key: f"{value:,.10g}" for key, value in values.items() if isinstance(value, Real)}
+    values |= {"workload": re.sub(r"^closed\b", "closed batch", values.get("workload", ""))}
     texts = [words.format(values[key]) for key, words in named.items()]
     chosen = runs["chosen"].iloc[0] if "chosen" in runs else {}
     stated = (*_SHARED, "batch", *("workload.arrivals.rate", "workload.rate") * (OFFERED in named))

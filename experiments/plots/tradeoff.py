@@ -1,4 +1,4 @@
-"""Draws one figure of runs against another, a point for each label with the 95% intervals of both means."""
+"""Draws one figure of runs against another, a point for each label with the 95% intervals of both means, cut at 0 and 100%."""
 
 from pathlib import Path
 
@@ -30,15 +30,15 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
     runs = runs.assign(all=0)  # one place for all runs of a label
     figure, [[panel]] = new_figure(1, 1, 3.4)
     across, up = (points_of(runs, "all", key).set_index("label") for key in (x, y))
+    most = [100 if heading_of(key).kind == "share" else np.inf for key in (x, y)]
     for place, label in enumerate(across.index):
-        points = across.loc[label], up.loc[label]
-        xerr, yerr = ([[at["mean"] - at["low"]], [at["high"] - at["mean"]]] for at in points)
+        points = zip((across.loc[label], up.loc[label]), most, strict=True)
+        xerr, yerr = ([[at["mean"] - max(at["low"], 0)], [min(at["high"], top) - at["mean"]]] for at, top in points)
         style = {**line_style(place), "linestyle": "", "label": label, "capsize": 2, "clip_on": False}
         panel.errorbar([across.loc[label, "mean"]], [up.loc[label, "mean"]], xerr=xerr, yerr=yerr, **style)
     panel.set(xlabel=heading_of(x).text, ylabel=heading_of(y).text)
     panel.set_xlim(0, 1.08 * float(np.nanmax(across[["mean", "high"]].to_numpy(float))))
-    if heading_of(y).kind == "share":
-        panel.set_ylim(0, 100)
+    panel.set_ylim(*(0, 100) if most[1] == 100 else (max(panel.get_ylim()[0], 0), None))
     handles, note = panel.get_legend_handles_labels()[0], describe_points(runs, "all")
     add_title(figure, runs, runs["heading"].iloc[0], handles, note, look=look)
     return figure

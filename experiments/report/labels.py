@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from cbatch import ConfigError
-from cbatch.described import class_name, describe
+from cbatch.described import class_name, describe, without_shared
 from cbatch.validation import nearest
 from experiments.keys import key_of
 from experiments.report.intervals import significant
@@ -17,7 +18,7 @@ from experiments.report.intervals import significant
 _QUESTION = ("model", "workload")
 """Settings that are in all labels if they differ: figures with different models or workloads do not compare policies."""
 
-_OBJECTS = ("backend.router", "eviction")
+_OBJECTS = ("backend.router", "eviction", "autoscale")
 """Settings whose value is the name of an object, followed in labels by its arguments."""
 
 
@@ -54,9 +55,11 @@ def _parts(
     runs: pd.DataFrame, policies: "pd.Series[str]", shown: Collection[str], apart: bool
 ) -> "dict[str, pd.Series[str]]":
     """Returns key=value of each run, by key; NaN for runs that the key does not tell apart."""
-    texts = _with_arguments(settings_of(runs), shown)
+    overrides = {text for row in runs["summary"] for text in row["about"]["overrides"]}
+    given = {key_of(text) for text in overrides}
+    inside = {f"{key_of(text)}.{name}" for text in overrides for name in re.findall(r"[({,]\s*(\w+)[=:]", text)}
+    texts = _with_arguments(settings_of(runs), shown, given | inside)
     seeds = [key for key in map(str, texts) if is_seed(key)]
-    given = {key_of(text) for row in runs["summary"] for text in row["about"]["overrides"]}
     keys = [key for key in map(str, texts) if key not in {*shown, *seeds}]
     keys.sort(key=lambda key: (key not in _QUESTION, key not in given))
     if apart:
@@ -91,18 +94,24 @@ def settings_of(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, runs.index, dtype=object)
 
 
-def _with_arguments(texts: pd.DataFrame, shown: Collection[str]) -> pd.DataFrame:
-    """Moves an object's arguments that vary into its text, `Aging(free=0.1)`, unless one of these settings is shown."""
+def _with_arguments(texts: pd.DataFrame, shown: Collection[str], given: Collection[str]) -> pd.DataFrame:
+    """Moves an object's arguments that vary or were given into its text, `Aging(free=0.1)`, unless one of these settings is shown.
+
+    Arguments that all objects of a name share are left out, as of policies.
+    """
     for key in _OBJECTS:
         arguments = {name: name.removeprefix(f"{key}.") for name in map(str, texts) if name.startswith(f"{key}.")}
         if arguments and not {key, *arguments} & {*shown}:
-            vary = [name for name in arguments if texts.groupby(key)[name].nunique(dropna=False).max() > 1]
+            vary = [
+                name for name in arguments if name in given or texts.groupby(key)[name].nunique(dropna=False).max() > 1
+            ]
             rows = texts[[key, *vary]].rename(columns=arguments).to_dict("records")
             named = [
                 describe(row.pop(key), {str(name): value for name, value in row.items() if value == value})
                 for row in rows
             ]
-            texts = texts.assign(**{key: named}).drop(columns=[*arguments])
+            short = without_shared(text for text in {*named} if isinstance(text, str))
+            texts = texts.assign(**{key: [short.get(text, text) for text in named]}).drop(columns=[*arguments])
     return texts
 
 

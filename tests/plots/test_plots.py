@@ -160,7 +160,7 @@ def test_evictions_are_labelled_by_what_varies_and_belady_is_a_reference(tmp_pat
         }
         write_run(tmp_path / f"share={share}", settings=settings)
     title = composition.draw(tmp_path, Look(runs="share=0.2")).get_suptitle().replace("\n", " ")
-    assert title.startswith("prefill_first: llama-13b, closed, batches of at most 4, 0.571 requests/s, ")
+    assert title.startswith("prefill_first: llama-13b, closed batch, batches of at most 4, 0.571 requests/s, ")
     assert ", KV cache of 20,000 tokens, eviction lfu, 2 replicas, router R, share=0.2 (" in title
 
 

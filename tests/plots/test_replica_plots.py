@@ -45,8 +45,8 @@ def test_a_point_has_the_means_and_intervals_of_both_figures(tmp_path: Path) -> 
     assert drawn.keys() == {"orca", "vtc"}
     assert [*drawn["orca"].lines[0].get_xydata()[0]] == pytest.approx([110, 85])  # type: ignore[index]
     across, up = (bars.get_segments()[0] for bars in drawn["orca"].lines[2])
-    assert across[:, 0] == pytest.approx([110 - 127.06, 110 + 127.06], abs=0.01)
-    assert up[:, 1] == pytest.approx([85 - 63.53, 85 + 63.53], abs=0.01)
+    assert across[:, 0] == pytest.approx([0, 110 + 127.06], abs=0.01), "cut at 0"
+    assert up[:, 1] == pytest.approx([85 - 63.53, 100], abs=0.01), "cut at 100%"
     title = panel.figure.legends[0].get_title().get_text()  # type: ignore[union-attr]
     assert "of 2 runs per point" in re.sub(r"\s+", " ", title)
     with pytest.raises(ConfigError, match=r"cost.dollars: no run in .* has this figure"):

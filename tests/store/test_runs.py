@@ -62,7 +62,7 @@ def test_a_label_is_the_policy_and_what_varies() -> None:
 
 
 def test_an_object_has_its_arguments_with_it_not_behind_the_policy() -> None:
-    """Only arguments that tell runs of the same router apart; an eviction likewise; on an axis the argument is not in the label."""
+    """Arguments that tell runs of the same object apart, or that were given; on an axis the argument is not in the label."""
     ages = [run("sarathi", backend__router="mine.Aging", backend__router__free=free) for free in (0.1, 0.2)]
     other = run("sarathi", backend__router="least_loaded")
     assert labels(*ages, other) == [
@@ -74,6 +74,16 @@ def test_an_object_has_its_arguments_with_it_not_behind_the_policy() -> None:
     assert labels(*ages, shown=("backend.router.free",)) == ["sarathi", "sarathi"]
     weights = [run("orca", eviction="marconi", eviction__alpha=alpha) for alpha in (0.5, 2.0)]
     assert labels(*weights) == ["orca, eviction=marconi(alpha=0.5)", "orca, eviction=marconi(alpha=2)"]
+    scalers = [
+        run("orca", f"autoscale='fixed(replicas={number})'", autoscale="fixed", autoscale__replicas=number)
+        for number in (4, 5)
+    ]
+    needs = run("orca", "autoscale=needs(window=9)", autoscale="needs", autoscale__window=9, autoscale__up=2)
+    assert labels(scalers[0], needs) == ["orca, autoscale=fixed(replicas=4)", "orca, autoscale=needs(window=9)"], (
+        "as given"
+    )
+    assert labels(*scalers) == ["orca, autoscale=fixed(replicas=4)", "orca, autoscale=fixed(replicas=5)"]
+    assert labels(needs, run("orca")) == ["orca, autoscale=needs(window=9)", "orca"]
     assert labels(run(backend__router="a.Mine"), run(backend__router="b.Mine"))[0] == "orca, router=a.Mine"
 
 
