@@ -14,6 +14,10 @@ from experiments.store.run_folder import CONFIG, ERRORS, run_folders
 _SWEEP = "sweep"  # the kind of a claimed folder
 
 
+class FailedRunsError(ConfigError):
+    """Raised at the end of a sweep some of whose runs failed."""
+
+
 @contextmanager
 def claimed_sweep(arguments: list[str]) -> Iterator[str]:
     """Claims a sweep's folder and yields its name; if the command line has none, adds one to it.
@@ -74,7 +78,7 @@ def _check_apart(sweep: str) -> None:
 
 
 def end_of_sweep(sweep: str, finished: Sequence[Path], table: Callable[[Path], str]) -> None:
-    """Prints the table of the sweep's runs. Raises ConfigError if runs failed, or there are none."""
+    """Prints the table of the sweep's runs. Raises FailedRunsError if runs failed, ConfigError if there are none."""
     if finished:
         print(f"\n{table(sweep_folder(sweep))}\nresults: {sweep_folder(sweep)}")
     errors = sweep_folder(sweep) / ERRORS
@@ -82,11 +86,10 @@ def end_of_sweep(sweep: str, finished: Sequence[Path], table: Callable[[Path], s
         if finished:
             return
         problem = "the sweep has no runs; glob(...) chooses among the options of a group: list the values of other keys"
-    else:
-        num_failed = len(errors.read_text(encoding="utf-8").splitlines())
-        failed = f"{count_text(num_failed, 'run')} failed, see {errors}"
-        problem = f"{failed}; the same command with sweep={sweep} runs them again"
-    raise ConfigError(problem)
+        raise ConfigError(problem)
+    num_failed = len(errors.read_text(encoding="utf-8").splitlines())
+    failed = f"{count_text(num_failed, 'run')} failed, see {errors}"
+    raise FailedRunsError(f"{failed}; the same command with sweep={sweep} runs them again")
 
 
 def table_of_sweep(folder: Path) -> str:

@@ -20,7 +20,7 @@ from experiments.settings.command_line import HELP, exit_status
 from experiments.settings.settings import read_as
 from experiments.store.provenance import write_text
 from experiments.store.run_folder import run_folders
-from experiments.sweep import sweep_folder
+from experiments.sweep import FailedRunsError, sweep_folder
 
 _OWN = ("-m", "--multirun", "sweep=", "replications=")
 
@@ -47,7 +47,7 @@ def _arena(arguments: Sequence[str]) -> int:
     seeds = f"workload.seed={','.join(map(str, range(replications)))}"
     try:
         run_sweep([*runs, f"workload.replications={replications}", seeds, f"sweep={sweep}/runs"], COMMAND)
-    except ConfigError:  # some runs failed
+    except FailedRunsError:
         _write_page(sweep_folder(sweep))
         raise
     _write_page(sweep_folder(sweep))

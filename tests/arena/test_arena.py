@@ -56,6 +56,8 @@ def test_a_cell_is_runs_at_its_rate(folder: Path) -> None:
             assert dict(flat(cell[group])) == pytest.approx(dict(flat(alone[group]))), group
         assert cell["regret"]["latency"] >= 1
     assert "multirun/arena/arena.md" in printed and "finished before" in arena(*ARENA)
+    wrong = outcome(command.arena, [*ARENA, "slo.tbt=fast"])
+    assert wrong.complaint and "arena.md" not in wrong.printed, "no page is made"
     arena(*[key.replace("orca", "request_level") for key in ARENA])
     assert {summary(path)["about"]["load"]["rate"] for path in run_folders(Path("multirun"))} == {rate}
     text = Path("multirun/arena/arena.md").read_text()
