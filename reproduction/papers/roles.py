@@ -4,9 +4,10 @@
 
 Requests have the lengths of the Azure traces of 2023 in random order; arrivals are Poisson. A request attains its objectives if its
 time to first token and its mean time per further token do. Setups with the same seed serve the same requests: differences are paired.
-Rows that folder/roles/runs.csv has already are not simulated again, unless with other tables of the profile than today's (column `tables`). All cores simulate.
+Rows that folder/roles/runs.csv has already are not simulated again, unless with other tables or links of the profile than today's (column `tables`). All cores simulate.
 """
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ NAMES = {"conv": "conversations", "code": "code"}
 
 def main(traces: str, seeds: int = 5, folder: str = RESULTS) -> None:
     """Simulates what is missing, and writes runs.csv, roles.png and table.md."""
-    place, tables = Path(folder) / "roles", tables_of(load_profile(HARDWARE))
+    place, tables = Path(folder) / "roles", tables_and_links()
     path = place / "runs.csv"
     data = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=[*KEY, "tables"])
     data = data[data["tables"] == tables]
@@ -66,7 +67,14 @@ def main(traces: str, seeds: int = 5, folder: str = RESULTS) -> None:
             print(
                 rows.to_string(), write_text(path, data.to_csv(index=False, float_format="%.5g")), sep="\n", flush=True
             )
+            data = pd.read_csv(path)  # rounded: table and figure are of the file
     print(*save(draw(data), place, "roles.png"), write_text(place / "table.md", table(data)), sep="\n")
+
+
+def tables_and_links() -> str:
+    """Returns the digests of the profile's tables and of its links, which decide the times of transfers."""
+    profile = load_profile(HARDWARE)
+    return f"{tables_of(profile)}-{hashlib.sha256(repr(profile.links).encode()).hexdigest()[:12]}"
 
 
 def measure(gpus: int, workload: str, rate: int, prefillers: int, seed: int, traces: str) -> dict[str, float]:
