@@ -232,7 +232,7 @@ class Returning(Raising):
 
 @pytest.mark.parametrize("numbers", [-2, [1, -1], [1], [1, 1, 1], [], 2.5, [1.0, 1.0], True, None, [[1], [1, 1]]])
 def test_numbers_of_drafts_that_cannot_be_are_the_rules_fault(numbers: Any) -> None:
-    """Of two decodes."""
+    """For two decodes."""
     text = rf"^drafting rule Returning: num_drafts\(\) returned {re.escape(repr(numbers))}.*; return .* a list of 2, one per decode"
     with pytest.raises(PolicyError, match=text):
         two_requests_with(Returning(lambda _: numbers))
