@@ -17,10 +17,11 @@ from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.gpu.ranks import Meetings
 from cbatch.runtime.gpu.shards import ShardedModel, shard
 from cbatch.runtime.host_memory import check_host_memory, stage_copies
-from cbatch.runtime.iteration import EagerIteration, Model
+from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
 from cbatch.runtime.slots import make_slots
+from cbatch.runtime.stage_model import Model
 from cbatch.runtime.streams import Streams, ThreadStream, stream_names
 from cbatch.runtime.weights import load_model
 

@@ -12,22 +12,19 @@ Pass j has one row per request; requests with fewer than j drafts write to the d
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from cbatch.runtime.batch import Extents, Fields, Work
 from cbatch.runtime.carry import last_tokens
 from cbatch.runtime.gpu.ranks import finish
-
-if TYPE_CHECKING:
-    from cbatch.runtime.iteration import Model
+from cbatch.runtime.stage_model import Model
 
 
 class ModelProposer:
     """Proposes the likeliest tokens of a draft model. Implements `Proposer`."""
 
-    def __init__(self, model: "Model") -> None:
+    def __init__(self, model: Model) -> None:
         """model: whole, on one device; its cache has as many blocks as the target's."""
         self._model = model
 

@@ -12,14 +12,13 @@ import torch
 from cbatch.drafts import Drafter
 from cbatch.executor import Step
 from cbatch.limits import Limits
-from cbatch.model import Layers
-from cbatch.runtime.attention import PagedCache
-from cbatch.runtime.batch import Extents, Fields, Shape, Work, device_views
+from cbatch.runtime.batch import Shape, Work, device_views
 from cbatch.runtime.carry import Drafting, Proposer, TextProposer, carry_over, step_back
 from cbatch.runtime.draft_model import ModelProposer
 from cbatch.runtime.gpu.ranks import Steps, lockstep
 from cbatch.runtime.sampling import sample, uniform
 from cbatch.runtime.slots import RankSlot, StageSlot
+from cbatch.runtime.stage_model import Model
 
 Send = Callable[[torch.Tensor, torch.Tensor], None]
 
@@ -27,20 +26,6 @@ Send = Callable[[torch.Tensor, torch.Tensor], None]
 def copy(values: torch.Tensor, out: torch.Tensor) -> None:
     """Writes a stage's output to `out`, on the same device."""
     out.copy_(values)
-
-
-class Model(Protocol):
-    """Computes a stage's layers, or one rank's share of them; see `PagedModel`."""
-
-    layers: Layers
-    cache: PagedCache
-    hidden_size: int
-
-    def steps(
-        self, inputs: torch.Tensor, batch: Fields[torch.Tensor], bounds: Extents, leaving: torch.Tensor | None = None
-    ) -> Steps[torch.Tensor]: ...
-
-    def choose(self, logits: torch.Tensor, out: torch.Tensor) -> Steps[None]: ...
 
 
 class Iteration(Protocol):

@@ -13,8 +13,9 @@ from cbatch.executor import Step, StepResult
 from cbatch.runtime.batch import Work
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.gpu.ranks import Steps
-from cbatch.runtime.iteration import EagerIteration, Model, Send, copy
+from cbatch.runtime.iteration import EagerIteration, Send, copy
 from cbatch.runtime.slots import StageSlot
+from cbatch.runtime.stage_model import Model
 
 E = TypeVar("E", bound=StreamExecutor)
 
