@@ -65,17 +65,18 @@ def _figures(record: RunRecord) -> dict[str, float]:
 
 
 def main(hardware: str = "h200", folder: str = RESULTS) -> None:
-    """Serves and simulates, prints and writes handover.json."""
+    """Serves and simulates, prints and writes handover.json, after each load too."""
     real = server_of("backend=cuda", hardware=[hardware] * 2)
     simulated = server_of("backend=sim", "backend.host_seconds=auto", hardware=[hardware] * 2)
     for layout in LAYOUTS:  # compiles what the first run would compile
         laid_out(real, layout).engine(compose_run(*SETUP.split()).policy(), equal_requests(8, 900, 16, 32000)).run()
     rows: list[dict[str, Any]] = []
+    device, about = f"{hardware_name('cuda')} x2", {"profile": hardware, "runs": rows}
     for (load, chunk), layout in product(CASES, LAYOUTS):
         row: dict[str, Any] = {"prompts": load, "chunk": chunk, "layout": layout}
         row |= {"measured": figures(real, load, layout, chunk), "simulated": figures(simulated, load, layout, chunk)}
         rows.append(row)
         pairs = (f"{name} {row['measured'][name]:.2f} ({value:.2f})" for name, value in row["simulated"].items())
         print(f"prompts of {load}, chunks of {chunk}, {layout}: {', '.join(pairs)}", flush=True)
-    device, about = f"{hardware_name('cuda')} x2", {"profile": hardware, "runs": rows}
-    print(f"written: {write_benchmark('handover', device, about, folder, VALIDATION)}")
+        path = write_benchmark("handover", device, about, folder, VALIDATION)
+    print(f"written: {path}")
