@@ -8,22 +8,20 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import repeat, starmap
 from math import inf
-from operator import index
-from typing import Any, SupportsIndex
+from typing import Any
 
 from cbatch.arrivals import Arrivals, Listed, check_all
-from cbatch.calls import call
+from cbatch.cluster.checked_router import CheckedRouter
 from cbatch.cluster.merging import Executors, Merger
 from cbatch.cluster.pool_routers import PoolRouters
 from cbatch.cluster.reports import Reporter
 from cbatch.cluster.routers import Reject, Route, Router
 from cbatch.cluster.scaling import Fleet, Scaling
 from cbatch.cluster.transfers import Moves, Transfers
-from cbatch.cluster.views import ClusterView, Phase, ReplicaView, Role
+from cbatch.cluster.views import ClusterView, ReplicaView, Role
 from cbatch.engine import Engine
 from cbatch.errors import PolicyError, WorkloadError
 from cbatch.host import drive
-from cbatch.policy import name_of
 from cbatch.record import RunRecord
 from cbatch.request import Request, spec_of
 
@@ -67,14 +65,14 @@ class Cluster:
         kinds = [(each.policy_name, each.limits, each.state.pool.num_tokens, view.role) for each, view in each_view]
         self._firsts = [kinds.index(kind) for kind in dict.fromkeys(kinds)]  # of replicas that serve the same requests
         self._view = ClusterView(self._views, staleness)
-        self._on_end: Callable[[Request], object] | None = getattr(router, "on_end", None)
+        self._router = CheckedRouter(router, self._view, moves is not None)
         self._rejected: dict[int, str] = {}  # reasons, by id
         self._now = 0.0
         self._turns = [(0.0, replica) for replica in range(len(self.engines))]  # a heap; some are out of date
         self._turns.append((inf, -1))
         self._due = [0.0] * len(self.engines) + [inf]  # the next turns; the last ends the heap
         self._view.least = scaling.least if scaling else 1
-        parts = self._view, self._look, self._idle_at, self._restart
+        parts = self._view, self._router.look, self._idle_at, self._restart
         self.fleet = None if scaling is None else Fleet(scaling, *parts)
         self.transfers: Transfers | None = None
         if moves is not None:
@@ -208,10 +206,10 @@ class Cluster:
         shown = _shown(request)
         if self.fleet is not None:
             self.fleet.advance(now)
-        route = self._choose(shown, now, Role.PREFILL)
+        route = self._router.choose(shown, now)
         if isinstance(route, Reject):
             self._rejected[request.id] = route.reason or "rejected"
-            route = self._view.fitting(shown)[0]
+            route = Route(*self._view.fitting(shown)[:1] * 2)
         prefill, decode, copy = route if isinstance(route, Route) else Route(route, route)
         self._views[prefill].send(shown)
         self.replica_of[request.id] = prefill
@@ -219,7 +217,7 @@ class Cluster:
         if not isinstance(route, Route) and self._views[prefill].role is Role.PREFILL:
             decode = -1
             if self.transfers is not None and self.transfers.push:
-                decode = self._choose_one(shown, now, Role.DECODE)
+                decode = self._router.choose_decoder(shown, now)
         if decode not in (-1, prefill) and self.transfers is not None and self.transfers.push:
             self._views[decode].send(shown, request.num_prompt_tokens)
         return Route(prefill, decode, copy)
@@ -231,52 +229,11 @@ class Cluster:
         is_told = decoder >= 0 and self.transfers is not None and self.transfers.push
         shown = _shown(request)
         if decoder < 0:
-            decoder = self._choose_one(shown, now, Role.DECODE)
+            decoder = self._router.choose_decoder(shown, now)
         if not is_told:
             self._views[decoder].send(shown, request.num_prompt_tokens)
         self.replica_of[request.id] = decoder
         return decoder
-
-    def _choose_one(self, shown: Request, now: float, stage: Role) -> int:
-        chosen = self._choose(shown, now, stage)
-        assert not isinstance(chosen, Reject), "routers reject at the arrival"
-        return chosen.decode if isinstance(chosen, Route) else chosen
-
-    def _choose(self, shown: Request, now: float, stage: Role) -> int | Route | Reject:
-        """Asks the router, which has a copy of the request that shows no progress."""
-        where = f"router {name_of(self.router)}, request {shown.id}"
-        view = self._look(now)
-        view.stage = stage
-        chosen: Any = call(where, self.router.choose, shown, view)
-        if isinstance(chosen, Reject):
-            return chosen
-        if isinstance(chosen, Route):
-            return Route(*(self._check(chosen, part, shown, where) for part in chosen if part is not None))
-        return self._check(chosen, chosen, shown, where, stage)
-
-    def _check(self, chosen: Any, part: Any, shown: Request, where: str, stage: Role = Role.BOTH) -> int:
-        """Returns the index of a replica that can take the request; raises PolicyError if the router chose none."""
-        is_index = type(part) is int or isinstance(part, SupportsIndex)
-        if not is_index or not 0 <= index(part) < len(self.engines):
-            last = len(self.engines) - 1
-            raise PolicyError(f"{where}: choose() returned {chosen!r}; return the index of a replica, from 0 to {last}")
-        view = self._views[replica := index(part)]
-        if view.phase is not Phase.READY:
-            problem = f"is {view.phase}"
-        elif not view.fits(shown):
-            problem = f"serves up to {view.max_tokens} tokens per request"
-        elif Role.BOTH not in (view.role, stage) and view.role is not stage:
-            problem = f"has the role {view.role}"
-        else:
-            return replica
-        raise PolicyError(f"{where}: chose replica {replica}, which {problem}; choose from view.fitting(request)")
-
-    def _look(self, now: float) -> ClusterView:
-        """Returns the view at a time, and tells the router which requests have ended."""
-        for ended in self._view.update(now):
-            if self._on_end is not None:
-                call(f"router {name_of(self.router)}, request {ended.id}", self._on_end, ended)
-        return self._view
 
     def _idle_at(self, replica: int) -> float:
         engine, transfers = self.engines[replica], self.transfers

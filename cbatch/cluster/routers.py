@@ -31,6 +31,7 @@ class Router(Protocol):
     A method `on_end(request)`, if there is one, is called when the end of a request has become known, before the next choice.
 
     `depends_on`: see `cbatch.Policy`. A method `accepts(room)`, if there is one, decides in place of `cbatch.moves.has_room`.
+    `moves = True`: requests may move between replicas that have no roles.
     """
 
     def choose(self, request: Request, view: ClusterView) -> int | Route | Reject:

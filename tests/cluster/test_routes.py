@@ -1,0 +1,81 @@
+"""Routes that name two replicas: which are refused, what they count at once, and who rejects when."""
+
+from typing import Any
+
+import pytest
+from test_transfers import ROLES, replica, serve
+
+from cbatch import FinishReason, PolicyError, Request
+from cbatch.cluster import Cluster, ClusterView, Moves, Reject, Role, Route
+from cbatch.sim.roofline import Affine
+
+BOTH = [Role.BOTH, Role.BOTH]
+FREE = Affine(0.0, 0.0)  # seconds of a transfer
+
+
+class Always:
+    def __init__(self, chosen: Any) -> None:
+        self.chosen = chosen
+
+    def choose(self, request: Request, view: ClusterView) -> Any:
+        return self.chosen
+
+
+@pytest.mark.parametrize(
+    ("route", "problem"),
+    [
+        (Route(0, 0), "chose replica 0, which has the role prefill"),  # it would decode there
+        (Route(1, 0), "chose replica 1, which has the role decode"),
+        (Route(0, 1, 2), r"choose() returned Route(prefill=0, decode=1, copy=2); return the index of a replica"),
+    ],
+)
+def test_routes_against_roles_are_refused(route: Route, problem: str) -> None:
+    with pytest.raises(PolicyError) as refused:
+        serve([replica(), replica()], [Request(0, 8, 4)], Moves(1, FREE), router=Always(route))
+    assert problem in str(refused.value)
+
+
+def test_a_decoder_may_compute_the_prompt_of_its_own_request() -> None:
+    cluster = serve([replica(), replica()], [Request(0, 8, 4)], Moves(1, FREE), router=Always(Route(1, 1)))
+    assert cluster.replica_of == {0: 1} and not cluster.record.transfers
+
+
+@pytest.mark.parametrize("route", [Route(0, 1), Route(0, 0, 1)])
+def test_a_route_is_refused_where_nothing_moves(route: Route) -> None:
+    with pytest.raises(PolicyError, match=r"but requests stay where they are sent; .* states moves = True"):
+        serve([replica(), replica()], [Request(0, 8, 4)], None, BOTH, Always(route))  # type: ignore[arg-type]
+
+
+class RejectsOdd:
+    """stage: in which it rejects."""
+
+    def __init__(self, stage: Role) -> None:
+        self.stage, self.asked = stage, list[tuple[int, Role]]()
+
+    def choose(self, request: Request, view: ClusterView) -> int | Reject:
+        self.asked.append((request.id, view.stage))
+        if request.id % 2 and view.stage is self.stage:
+            return Reject("odd")
+        return view.fitting(request)[0]
+
+
+def unfinished(cluster: Cluster) -> list[int]:
+    """Returns the requests that count at each replica when the router has heard of all ends."""
+    return [each.num_unfinished for each in cluster._router.look(1e6)]
+
+
+@pytest.mark.parametrize("push", [False, True])
+def test_no_decoder_is_asked_for_what_is_rejected(push: bool) -> None:
+    requests, router = [Request(id_, 8, 4, arrival_time=float(id_)) for id_ in range(4)], RejectsOdd(Role.PREFILL)
+    cluster = serve([replica(), replica()], requests, Moves(1, FREE, push), router=router)
+    ends = [request.finish_reason for request in requests]
+    assert ends == [FinishReason.LENGTH, FinishReason.REJECTED] * 2
+    assert [id_ for id_, stage in router.asked if stage is Role.DECODE] == [0, 2]
+    assert unfinished(cluster) == [0, 0]
+
+
+@pytest.mark.parametrize("push", [False, True])
+def test_a_rejection_comes_at_the_arrival(push: bool) -> None:
+    requests = [Request(id_, 8, 4) for id_ in range(2)]
+    with pytest.raises(PolicyError, match=r"request 1: returned .* for its decoder; reject it at its arrival"):
+        serve([replica(), replica()], requests, Moves(1, FREE, push), ROLES, RejectsOdd(Role.DECODE))
