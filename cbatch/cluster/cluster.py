@@ -218,7 +218,7 @@ class Cluster:
             decode = -1
             if self.transfers is not None and self.transfers.push:
                 decode = self._router.choose_decoder(shown, now)
-        if decode not in (-1, prefill) and self.transfers is not None and self.transfers.push:
+        if decode not in (-1, prefill):
             self._views[decode].send(shown, request.num_prompt_tokens)
         return Route(prefill, decode, copy)
 
@@ -226,11 +226,8 @@ class Cluster:
         """Returns the replica that continues a request; `decoder`, unless that is -1."""
         if self.fleet is not None:
             self.fleet.advance(now)
-        is_told = decoder >= 0 and self.transfers is not None and self.transfers.push
-        shown = _shown(request)
         if decoder < 0:
-            decoder = self._router.choose_decoder(shown, now)
-        if not is_told:
+            decoder = self._router.choose_decoder(shown := _shown(request), now)
             self._views[decoder].send(shown, request.num_prompt_tokens)
         self.replica_of[request.id] = decoder
         return decoder

@@ -185,8 +185,10 @@ class LiveCluster(Cluster):
         for request in ended:
             self._left.discard(request.id)
             self._num_open[replica := self.replica_of[request.id]] -= 1
-            self._bind(self._decoders.pop(request.id, -1), -1)
-            if self.transfers is not None and (decoder := self.transfers.ended(request, replica)) is not None:
+            self._bind(decoder := self._decoders.pop(request.id, -1), -1)
+            if self.transfers is not None:
+                self.transfers.ended(request, replica)
+            if decoder >= 0:
                 self._views[decoder].forget(request)
         if self.fleet is not None:
             for replica in range(len(self.engines)):

@@ -133,19 +133,18 @@ class LiveTransfers:
         sent = self._sent.get(request.id)
         self._in_order((prefiller, decoder), offer) if sent is not None and sent.is_copying else offer()
 
-    def ended(self, request: Request, replica: int) -> int | None:
-        """Forgets a request that has ended in a replica; returns the decoder that was told of it and never got it."""
+    def ended(self, request: Request, replica: int) -> None:
+        """Forgets a request that has ended in a replica."""
         prefiller, sent = self._prefiller_of.get(request.id), self._sent.get(request.id)
         if sent is None:
-            return None
+            return
         del self._sent[request.id]
         if replica != prefiller:
-            return None
+            return
         forget = partial(self._threads.post, sent.decoder, partial(self._forget, sent.decoder, request))
         self._threads.post(
             prefiller, partial(self._when_landed, prefiller, partial(self._in_order, (prefiller, sent.decoder), forget))
         )
-        return sent.decoder
 
     def settle(self) -> None:
         """Ends what is left after a run: copies for requests whose clients have left."""

@@ -141,7 +141,7 @@ class Transfers:
         return replica in asked or any(decoder == replica for _, decoder in self._route.values())
 
     def ended(self, request: Request, replica: int) -> int | None:
-        """Forgets a request that has ended in a replica; returns the decoder that was told of it and never got it."""
+        """Forgets a request that has ended in a replica; returns its decoder if it never got there."""
         prefiller, decoder = self._route.pop(request.id, (-1, -1))
         if request.id not in self._under_way:
             self._moved.pop(request.id, None)
@@ -149,7 +149,7 @@ class Transfers:
             return None
         self._engines[decoder].inbox.forget(request)
         self._poke(decoder, self._engines[replica].now())
-        return decoder if self.push else None
+        return decoder
 
     def settle(self) -> None:
         """Ends the transfers that are left after a run: those of requests whose clients have left."""

@@ -79,3 +79,28 @@ def test_a_rejection_comes_at_the_arrival(push: bool) -> None:
     requests = [Request(id_, 8, 4) for id_ in range(2)]
     with pytest.raises(PolicyError, match=r"request 1: returned .* for its decoder; reject it at its arrival"):
         serve([replica(), replica()], requests, Moves(1, FREE, push), ROLES, RejectsOdd(Role.DECODE))
+
+
+class FewestBound:
+    """The first of two prefillers, and the decoder with the fewest unfinished requests, chosen at the arrival."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def choose(self, request: Request, view: ClusterView) -> Route:
+        self.seen.append([each.num_unfinished for each in view])
+        return Route(0, min(view.fitting(request, Role.DECODE), key=lambda index: view[index].num_unfinished))
+
+
+@pytest.mark.parametrize("push", [False, True])
+def test_a_decoder_counts_what_is_bound_for_it(push: bool) -> None:
+    """Four prompts at once, computed one after another: the decoders take turns from the first choice on, whatever has come there by then.
+
+    The third ends with its first token, and counts at no decoder then.
+    """
+    requests = [Request(id_, 8, 4, true_new_tokens=1 if id_ == 2 else None) for id_ in range(4)]
+    router, roles = FewestBound(), [Role.PREFILL, Role.DECODE, Role.DECODE]
+    cluster = serve([replica(max_tokens=8), replica(), replica()], requests, Moves(1, FREE, push), roles, router)
+    assert router.seen == [[0, 0, 0], [1, 1, 0], [2, 1, 1], [3, 2, 1]]
+    assert cluster.replica_of == {0: 1, 1: 2, 2: 0, 3: 2}
+    assert unfinished(cluster) == [0, 0, 0]
