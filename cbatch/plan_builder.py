@@ -69,11 +69,13 @@ class PlanBuilder(Filling):
         """Adds one token of each request in `View.decoding` that is not yet in the plan. Returns the number of added requests.
 
         Args:
-            at_most: most requests to add; default as many as the limits allow.
+            at_most: most requests to add, none below 1; default as many as the limits allow.
             preempt_newest: if the KV cache is full, preempt the newest running request rather than leave an older request
                 without its token (PagedAttention, section 4.5).
             drafts: drafts of each request, as in `draft`: a number, or a number by request. No request is left out, or preempted, for
                 the drafts of another. None: no drafts, as of a request that is not in a mapping.
+
+        Raises PlanError unless drafts are whole numbers of at least 0.
         """
         if drafts is not None:
             return self._add_drafted(at_most, preempt_newest, drafts)
@@ -101,8 +103,10 @@ class PlanBuilder(Filling):
         The number of drafts d is at most `View.drafts.most`, and what fits: into the request's longest length, the tokens left and the free
         blocks. Without a drafter d is 0. With drafts in flight, `num_tokens` and `num_computed` of the request are upper bounds: they count
         all of them. If they may reach its longest length, the request is not ready until their outcome is known.
+
+        Raises PlanError unless `k` is a whole number of at least 0.
         """
-        if k <= 0 or request not in self._view.decoding:
+        if not whole_number(k, "k", request) or request not in self._view.decoding:
             return self.add(request, 1)
         return self._add_decode(request) and 1 + self._add_drafts(len(self._plan.requests) - 1, k)
 
@@ -159,11 +163,11 @@ class PlanBuilder(Filling):
     def _add_drafted(self, at_most: int | None, preempt_newest: bool, drafts: NumDrafts) -> int:
         """Adds decodes, and then drafts with what is left, in the same order."""
         decoding, first = self._view.decoding, len(self._plan.requests)
-        if isinstance(drafts, int):
-            numbers = dict.fromkeys(decoding, drafts) if drafts > 0 else {}
+        if isinstance(drafts, Mapping):
+            asked = [(request, drafts.get(request, 0)) for request in decoding]
         else:
-            number_of = drafts if callable(drafts) else lambda request: drafts.get(request, 0)
-            numbers = {request: k for request in decoding if (k := number_of(request)) > 0}
+            asked = [(request, drafts(request) if callable(drafts) else drafts) for request in decoding]
+        numbers = {request: k for request, number in asked if (k := whole_number(number, "drafts", request))}
         added = self._add_decodes(at_most, preempt_newest)
         places = [place for place, request in enumerate(self._plan.requests) if place >= first and request in numbers]
         requests = [self._plan.requests[place] for place in places]

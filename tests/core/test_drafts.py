@@ -1,5 +1,6 @@
 """Speculation by hand: a model that generates token 10 + p at position p, and a drafter that proposes what a test states."""
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -293,6 +294,21 @@ def test_a_request_with_a_token_in_flight_gets_drafts() -> None:
     engine.policy.asked = False  # type: ignore[attr-defined]
     in_flight(engine)
     assert engine.view.plan().draft(request, 2) == 3 and engine.view.plan().draft(request, 0) == 1
+
+
+@pytest.mark.parametrize("number", [-2, 1.5, "2"])
+def test_drafts_are_whole_numbers_of_at_least_0(number: Any) -> None:
+    engine, request = make()
+    in_flight(engine)
+    for ask in (
+        lambda plan: plan.draft(request, number),
+        lambda plan: plan.add_decodes(drafts=number),
+        lambda plan: plan.add_decodes(drafts={request: number}),
+        lambda plan: plan.add_decodes(drafts=lambda _: number),
+    ):
+        with pytest.raises(PlanError, match=re.escape(f"={number!r})")):
+            ask(engine.view.plan())
+    assert engine.view.plan().add_decodes(drafts=np.int64(2)) == 1
 
 
 @pytest.mark.parametrize(("new", "most"), [(20, 5), (4, 2), (2, 0)])
