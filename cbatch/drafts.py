@@ -10,7 +10,6 @@ number of a token depends on its position alone, so the tokens are those without
 """
 
 from collections.abc import Collection, Sequence
-from copy import copy
 from functools import partial
 from typing import Any
 
@@ -18,16 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.calls import call
-from cbatch.cost import BatchShape
 from cbatch.errors import ConfigError, PolicyError
 from cbatch.executor import Tokens
 from cbatch.model import ModelSpec
 from cbatch.request import Ints, Request
 from cbatch.request_table import ONE, ZERO, RequestTable
 from cbatch.survivals import Shares
-
-CONTEXT = 512
-"""Tokens in the KV cache of each request, assumed where a drafter's passes are priced."""
 
 NO_DRAFT = -1
 """In place of a draft that was not found; it is never accepted."""
@@ -69,7 +64,7 @@ class Drafter:
         return drafts
 
     def seconds(self, num_requests: int, k: int) -> float:
-        """Returns the seconds that `k` drafts for each of `num_requests` take, before the iteration that checks them."""
+        """Returns the seconds that `k` drafts for each of `num_requests` take, before the iteration that checks them, beyond those of `model`."""
         return 0.0
 
 
@@ -138,20 +133,6 @@ class ModelDrafter(Drafter):
         if max_drafts < 1:
             raise ConfigError(f"drafter.max_drafts={max_drafts} must be at least 1; or give drafter=none")
         self.model, self.max_drafts = model, max_drafts
-        self._cost: Any = None
-
-    def on(self, cost: Any) -> "ModelDrafter":
-        """Returns the drafter with passes priced on the hardware of a `ProfileCost`; without it they take no time."""
-        priced = copy(self)
-        priced._cost = cost.of_draft_model(self.model)
-        return priced
-
-    def seconds(self, num_requests: int, k: int) -> float:
-        """Counts k + 1 passes: the model also reads the last draft, and the newest token if there are no drafts."""
-        if self._cost is None or not num_requests:
-            return 0.0
-        seconds: float = self._cost.predict(BatchShape((), num_requests, CONTEXT * num_requests))
-        return (k + 1) * seconds
 
 
 def draft_model(drafter: Drafter | None, spec: ModelSpec) -> ModelSpec | None:
@@ -203,7 +184,7 @@ class Drafts:
         return ()
 
     def seconds(self, num_requests: int, k: int) -> float:
-        """Returns the predicted seconds of finding `k` drafts for each of `num_requests`."""
+        """Returns the predicted seconds of finding `k` drafts for each of `num_requests`, but 0 of a draft model, whose passes are part of `view.cost`."""
         return 0.0
 
     def note(self, rows: Ints, drafts: Ints, accepted: Ints) -> None:

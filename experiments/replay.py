@@ -19,6 +19,7 @@ from cbatch.errors import ReplayError
 from cbatch.policy import copy_policy, name_of
 from cbatch.replay.decisions import Decided
 from cbatch.replay.replay import ReplayComparison, replay
+from cbatch.sim.drafter import SurvivalsDrafter
 from cbatch.validation import parse, whole
 from experiments.keys import key_of
 from experiments.settings.command_line import run
@@ -27,7 +28,7 @@ from experiments.settings.groups import CONFIG_FOLDER
 from experiments.settings.keywords import OF_FILES
 from experiments.settings.overrides import check_effects
 from experiments.settings.settings import PLANS_BY, Composed, Keys, Settings, read_settings
-from experiments.setup.pools import pools_of
+from experiments.setup.pools import include_drafts, pools_of
 from experiments.store.decisions_file import DecisionsFile, read_decisions
 from experiments.store.run_folder import CONFIG, DECISIONS, PROFILE, read_summary
 from experiments.store.sources import differences, sources_of
@@ -72,10 +73,13 @@ def _replay_one(where: str, file: DecisionsFile, settings: Settings, measured: P
     policy = settings.policy()
     hardware = str(measured if measured.is_file() else settings.hardware)
     cost = settings.backend.cost(hardware, settings.model, settings.batch)
+    if settings.drafter.max_drafts:
+        include_drafts(cost, settings, file.recorded.limits)
+    drafter = settings.drafter.on(cost) if isinstance(settings.drafter, SurvivalsDrafter) else settings.drafter
     comparisons: list[ReplayComparison] = []
     try:
         eviction = copy_policy(settings.eviction, "eviction")
-        replay(file.recorded, file.requests, policy, cost, comparisons.append, eviction)
+        replay(file.recorded, file.requests, policy, cost, comparisons.append, eviction, drafter)
     except ReplayError as error:
         raise ReplayError(f"{where}, {error}") from error
     different = [comparison for comparison in comparisons if not comparison.same]

@@ -10,7 +10,7 @@ import numpy as np
 
 from cbatch.calls import call
 from cbatch.cost import CostModel
-from cbatch.drafts import TableDrafts
+from cbatch.drafts import Drafter, TableDrafts
 from cbatch.errors import ReplayError
 from cbatch.kv import Eviction, PrefixPool
 from cbatch.plan import Plan
@@ -44,7 +44,13 @@ class CachedReplay(Hooked):
     """
 
     def __init__(
-        self, recorded: Recorded, requests: Sequence[Request], policy: Policy, cost: CostModel, eviction: Eviction
+        self,
+        recorded: Recorded,
+        requests: Sequence[Request],
+        policy: Policy,
+        cost: CostModel,
+        drafter: Drafter,
+        eviction: Eviction,
     ) -> None:
         super().__init__(recorded, policy)
         limits = recorded.limits
@@ -59,7 +65,7 @@ class CachedReplay(Hooked):
         self._state, self._record, self._in_flight = State(table, pool), RunRecord(), deque[InFlight]()
         self.view = EngineView(self._state, limits, cost, self._in_flight, self._record)
         if limits.max_drafts:
-            self._state.drafts = TableDrafts(table, self._state.decoding, limits.max_drafts)
+            self._state.drafts = TableDrafts(table, self._state.decoding, limits.max_drafts, drafter)
             self.view.update(drafts=self._state.drafts)
         assert self._state.cache is not None
         self._cache = self._state.cache

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cbatch.drafts import Drafts
+from cbatch.drafts import Drafter, Drafts
 from cbatch.replay.decisions import Decision
 from cbatch.request import Request
 from cbatch.survivals import Shares
@@ -19,9 +19,9 @@ def drafts_of(decision: Decision) -> dict[int, int]:
 class ReplayedDrafts(Drafts):
     """Drafts of requests whose counters are those of the latest view."""
 
-    def __init__(self, most: int, *, real: bool) -> None:
+    def __init__(self, most: int, drafter: Drafter, *, real: bool) -> None:
         """real: see `Recorded.real_tokens`; a policy then finds as many as the recorded plan had."""
-        self.most, self._real = most, real
+        self.most, self._real, self._drafter = most, real, drafter
         self._found, self._decoding = dict[int, int](), frozenset[int]()
         self._shares, self._rows = Shares(most), dict[int, int]()
 
@@ -38,6 +38,9 @@ class ReplayedDrafts(Drafts):
 
     def survivals(self, request: Request) -> Sequence[float]:
         return self._shares.survivals(self._rows.get(request.id, -1), request.id)
+
+    def seconds(self, num_requests: int, k: int) -> float:
+        return self._drafter.seconds(num_requests, k)
 
     def note_outcomes(self, outcomes: Mapping[int, tuple[int, int]]) -> None:
         """Takes in the drafts of requests, by id, and how many of them were accepted."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cbatch.cost import BatchShape, CostModel
+from cbatch.drafts import Drafter
 from cbatch.errors import CbatchError, ReplayError
 from cbatch.kv import Eviction, Freed, KVView
 from cbatch.plan_check import check_rules
@@ -53,19 +54,20 @@ def replay(
     cost: CostModel,
     report: Callable[[ReplayComparison], None],
     eviction: Eviction | None = None,
+    drafter: Drafter | None = None,
 ) -> None:
     """Calls `report` with the plan of `policy` at each recorded view.
 
     Args:
         requests: the requests of the run, which are not modified. cost: the cost model of the run, for `View.cost`.
-        eviction: a new instance of the run's eviction; None: the run had no prefix cache.
+        eviction: a new instance of the run's eviction; None: the run had no prefix cache. drafter: of the run, for `Drafts.seconds`.
 
     Raises:
         ConfigError: the policy refuses the limits of the run. PolicyError: a hook of the policy failed.
         ReplayError: events contradict each other, or a request finds other tokens in the prefix cache than in the run.
     """
     check_policy(policy, recorded.limits)
-    of_run = recorded, requests, policy, cost
+    of_run = recorded, requests, policy, cost, drafter or Drafter()
     shown: _Replay | CachedReplay = _Replay(*of_run) if eviction is None else CachedReplay(*of_run, eviction)
     try:
         for event in recorded.events:
@@ -142,10 +144,10 @@ class _View(View):
     in_flight: deque[_Launched]
     last: StepRecord | None
 
-    def __init__(self, recorded: Recorded, cost: CostModel) -> None:
+    def __init__(self, recorded: Recorded, cost: CostModel, drafter: Drafter) -> None:
         self.update(now=0.0, limits=recorded.limits, cost=cost, kv=_KV(recorded, self), waiting=[], running=[])
         self.update(decoding=[], prefilling=[], in_flight=deque(), last=None)
-        self.update(drafts=ReplayedDrafts(recorded.limits.max_drafts, real=recorded.real_tokens))
+        self.update(drafts=ReplayedDrafts(recorded.limits.max_drafts, drafter, real=recorded.real_tokens))
 
     @property
     def predicted_end(self) -> float:
@@ -157,9 +159,11 @@ class _View(View):
 
 
 class _Replay(Hooked):
-    def __init__(self, recorded: Recorded, requests: Sequence[Request], policy: Policy, cost: CostModel) -> None:
+    def __init__(
+        self, recorded: Recorded, requests: Sequence[Request], policy: Policy, cost: CostModel, drafter: Drafter
+    ) -> None:
         super().__init__(recorded, policy)
-        self.view = _View(recorded, cost)
+        self.view = _View(recorded, cost, drafter)
         self._requests = {request.id: ReplayedRequest.from_spec(spec_of(request)) for request in requests}
         self._present: dict[ReplayedRequest, None] = {}  # in the latest view
 

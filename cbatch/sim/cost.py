@@ -40,6 +40,7 @@ class ProfileCost:
     power: how the clock follows the GPU's load; None: unknown, with a constant clock.
     max_rows: rows of the largest iteration without prompts, drafts included, for which graphs are captured; 0: `max_batch`.
     kv_bytes: of a token's keys and values on a GPU, which copies move.
+    of_draft_model: see `DraftPasses.seconds`, which `predict` adds; None: there is no draft model.
     num_outside: executed iterations with shapes outside the measured range, whose times were extrapolated.
     """
 
@@ -58,6 +59,7 @@ class ProfileCost:
         """
         self.profile, self.spec, self.topology = profile, spec, topology
         self.num_outside = self.max_rows = 0
+        self.of_draft_model: Callable[[BatchShape], float] | None = None
         self.operations = profile.operations(spec, topology.tensor_parallel)
         self.estimated = self.operations.estimated
         share = topology.share(spec)
@@ -102,7 +104,8 @@ class ProfileCost:
         tables = self._tables(shape)
         times = self._times(shape, tables, tables.times(self._num_tokens(shape)))
         first = times.embedding if not times.transfers else 0.0
-        return times.compute + times.communication + first + times.head
+        seconds = times.compute + times.communication + first + times.head
+        return seconds + self.of_draft_model(shape) if self.of_draft_model else seconds
 
     def parts(self, shape: BatchShape) -> Parts:
         """Returns the seconds by operation; `total` is the time from the start in the first stage to the end in the last."""
@@ -145,12 +148,6 @@ class ProfileCost:
         self._copies = True
         out, back = self.profile.links.of_host(self.kv_bytes * block_size, self.profile.name)
         return num_out * out + num_back * back
-
-    def of_draft_model(self, spec: ModelSpec) -> "ProfileCost":
-        """Returns the cost model of a draft model, which each GPU of the first stage holds whole."""
-        cost = ProfileCost(self.profile, spec, max_batch=self.max_batch)
-        cost.max_rows = self.max_rows
-        return cost
 
     def is_eager(self, shape: BatchShape) -> bool:
         """Returns whether there are captured graphs, but none for this iteration."""

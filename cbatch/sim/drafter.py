@@ -14,12 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.cost import BatchShape
-from cbatch.drafts import CONTEXT, Drafter
+from cbatch.drafts import Drafter
 from cbatch.errors import ConfigError
 from cbatch.executor import Step
 from cbatch.model import ModelSpec
 from cbatch.request import Ints
 from cbatch.sim.cost import ProfileCost
+from cbatch.sim.draft_passes import DraftPasses
+
+CONTEXT = 512
+"""Tokens in the KV cache of each request, assumed where passes of a drafter's layers are priced."""
 
 _WORDS = tuple(np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -48,8 +52,7 @@ class SurvivalsDrafter(Drafter):
             layers: of a drafter that otherwise has the model's shape, as EAGLE's and MTP's; 0: its passes take no time.
             parallel: all drafts of a request in one pass, as DSpark's; else one pass for each.
             seconds_per_pass: in addition to those of its layers.
-            model: of a drafter that is a model of its own, whole on each GPU. In each iteration it reads what the model reads, as
-                `cbatch.runtime.draft_model` does: k drafts take k + 1 passes, and no drafts take one.
+            model: of a drafter that is a model of its own; see `DraftPasses`.
 
         Raises ConfigError unless either is given, survivals fall from at most 1 to at least 0, there is one for each draft, and nothing
         else is negative.
@@ -74,26 +77,22 @@ class SurvivalsDrafter(Drafter):
         self.layers, self.seconds_per_pass, self.model = layers, seconds_per_pass, model
         self._rates = np.array([later / before if before else 0.0 for before, later in pairwise([1.0, *survivals])])
         self._cost: ProfileCost | None = None
+        self._of_model: DraftPasses | None = None
         self._known: dict[tuple[int, int], float] = {}
 
     def on(self, cost: ProfileCost) -> "SurvivalsDrafter":
         """Returns the drafter with passes priced on the hardware of a cost model."""
-        if not self.layers and self.model is None:
-            return self
         priced = copy(self)
         if self.model is not None:
-            small = cost.of_draft_model(self.model)
-        else:
+            priced._of_model = DraftPasses(cost, self.model, self.max_drafts)
+        elif self.layers:
             shape, topology = replace(cost.spec, num_layers=self.layers), replace(cost.topology, pipeline_stages=1)
-            small = ProfileCost(cost.profile, shape, topology, cost.max_batch)
-        priced._cost, priced._known = small, {}
+            priced._cost, priced._known = ProfileCost(cost.profile, shape, topology, cost.max_batch), {}
         return priced
 
     def seconds(self, num_requests: int, k: int) -> float:
-        if not (num_requests and (k or self.model)):
+        if not (num_requests and k) or self.model is not None:
             return 0.0
-        if self.model is not None:
-            return (k + 1) * self._pass(num_requests, 1)
         return self._pass(num_requests, k) if self.parallel else k * self._pass(num_requests, 1)
 
     def _pass(self, num_requests: int, k: int) -> float:
@@ -117,16 +116,14 @@ class SurvivalsDrafter(Drafter):
 
     def seconds_of(self, step: Step) -> float:
         """Returns the seconds of drafting for a step; one after another, pass k is of the requests with at least k drafts."""
-        first, shape = self.seconds(len(step.rows), 0), step.shape()
-        if self.model is not None and self._cost is not None and shape.chunks:
-            first = self._cost.predict(shape)
+        most = 0 if step.drafts is None else int(step.drafts.max())
+        if self._of_model is not None:
+            return self._of_model.seconds(step.shape(), most)
         if step.drafts is None:
-            return first
-        most = int(step.drafts.max())
+            return 0.0
         if self.parallel:
             return self.seconds(int(np.count_nonzero(step.drafts)), most)
-        numbers = [int(np.count_nonzero(step.drafts >= k)) for k in range(1, most + 1)]
-        return first + sum(self.seconds(number, 1) - self.seconds(number, 0) for number in numbers)
+        return sum(self.seconds(int(np.count_nonzero(step.drafts >= k)), 1) for k in range(1, most + 1))
 
 
 def _check(survivals: Sequence[float], max_drafts: int | None) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from cbatch import ConfigError, Engine, KVSize, Limits, Request, Server
 from cbatch.arrivals import Arrivals, Listed, Streamed, listed
 from cbatch.cluster import Cluster, LiveCluster, PoolRouters, ReplicatedServer, Role, Scaling
-from cbatch.drafts import CONTEXT
 from cbatch.facts import Facts, facts_of
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.results.gathered import Gathered
@@ -18,7 +17,7 @@ from cbatch.results.service import NO_CLIENT
 from cbatch.results.stages import account_stages
 from cbatch.results.utilisation import work_of
 from cbatch.sim import ProfileCost
-from cbatch.sim.drafter import SurvivalsDrafter
+from cbatch.sim.drafter import CONTEXT, SurvivalsDrafter
 from cbatch.sim.provenance import NOT_COMPARED
 from cbatch.validation import nearest
 from experiments.settings.error_lines import one_line

@@ -4,12 +4,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from cbatch import CbatchError, ConfigError, KVSize, Limits, ModelSpec, Policy, Server
-from cbatch.drafts import ModelDrafter, NoDrafter
+from cbatch.drafts import NoDrafter
 from cbatch.errors import ProfileError
 from cbatch.facts import Facts
 from cbatch.policy import check_policy
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
+from cbatch.sim.draft_passes import DraftPasses
 from cbatch.sim.drafter import SurvivalsDrafter
 from experiments.settings.backend import Backend, Pool
 from experiments.settings.batch import LEAST_ITERATION
@@ -86,7 +87,7 @@ class Setup(NamedTuple):
                 parts = settings.model, self.cost, self.limits, self.kv, options, runtime.asynchronous
                 loop = runtime.asynchronous, settings.patience, settings.eviction
                 executor = backend.executor(*parts)
-                if isinstance(drafter, SurvivalsDrafter | ModelDrafter):
+                if isinstance(drafter, SurvivalsDrafter):
                     executor.drafter = drafter.on(self.cost)  # type: ignore[attr-defined]
                 servers.append(Server(executor, self.limits, self.cost, self.kv, *loop))
         return servers
@@ -119,6 +120,14 @@ def set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str]) 
         raise
 
 
+def include_drafts(cost: ProfileCost, settings: Settings, limits: Limits) -> None:
+    """Adds to a cost model the rows of drafts, and the passes, keys and values of a draft model."""
+    cost.max_rows = limits.max_rows
+    cost.kv_bytes += settings.draft_kv_bytes
+    if settings.drafter.model is not None:
+        cost.of_draft_model = DraftPasses(cost, settings.drafter.model, limits.max_drafts).seconds
+
+
 def _set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str]) -> Setup:
     backend, spec, noted = settings.backend, settings.model, dict[str, str]()
     cost = backend.cost(settings.hardware, spec, settings.batch)
@@ -129,8 +138,7 @@ def _set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str])
     policy = settings.policy()
     limits = _limits(settings, facts, spec, backend.tile(profile), backend.pipeline_stages, noted)
     check_policy(policy, limits)
-    cost.max_rows = limits.max_rows
-    cost.kv_bytes += settings.draft_kv_bytes
+    include_drafts(cost, settings, limits)
     kv = _kv_size(settings, backend, spec, profile, limits, noted)
     backend.check_fits(spec, limits, kv, settings.drafter)
     if backend.simulated and kv.num_host_blocks:

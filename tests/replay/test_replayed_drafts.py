@@ -1,5 +1,6 @@
 """A recorded run with drafts can be replayed: a policy sees again all that it saw, survivals among it."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ from test_drafts import Counting, Launched
 from test_replay import Attentive, ask, record
 
 from cbatch import Engine, Eviction, Limits, Plan, Request, StepResult, View
+from experiments.replay import main as replay_command
+from experiments.run import main as run_command
 from policies.evictions import LRU
 
 
@@ -76,3 +79,14 @@ def test_a_policy_that_drafts_sees_and_plans_the_same_again(
     heard = ask(again, recorded, asked(), eviction and eviction())
     assert [str(each.decided) for each in heard] == [str(each.recorded.decided) for each in heard]
     assert all(comparison.same for comparison in heard) and again.heard == first.heard
+
+
+@pytest.mark.parametrize(
+    "keys", ["drafter=glm_dspark prefix_cache=true", "drafter=model drafter.model=llama-3.2-1b drafter.alpha=0.6"]
+)
+def test_predictions_of_a_recorded_run_include_drafts(tmp_path: Path, keys: str) -> None:
+    """`joint` chooses by the seconds of drafting, and by graphs of more rows than the batch."""
+    words = f"policy=joint backend=sim hardware=h200 model=llama-3.1-8b batch=24 {keys}"
+    work = f"workload=equal_outputs workload.num_requests=30 decisions=true output={tmp_path / 'run'}"
+    assert run_command([*words.split(), *work.split()]) == 0
+    assert replay_command([str(tmp_path / "run")]) == 0

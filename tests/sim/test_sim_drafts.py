@@ -17,6 +17,7 @@ from cbatch.model.topology import Topology
 from cbatch.request import Ints
 from cbatch.runtime.fast.graph_shapes import decode_sizes
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
+from cbatch.sim.draft_passes import DraftPasses
 from cbatch.sim.drafter import SurvivalsDrafter, uniforms
 from cbatch.survivals import Shares
 from experiments.serve import serve
@@ -74,6 +75,11 @@ def run(
     kv = KVSize(num_blocks, 4)
     server = Server(executor, limits, cost, kv, asynchronous=asynchronous)
     return server.engine(policy, requests).run()
+
+
+class ByRequest(Fixed):
+    def num_drafts(self, view, plan, decodes):  # type: ignore[no-untyped-def]
+        return [(3, 1, 0)[request.id] for request in decodes]
 
 
 def with_rule(rule: DraftingRule) -> Policy:
@@ -150,33 +156,59 @@ def test_drafting_takes_time_before_each_iteration() -> None:
     assert [(step.num_drafts, step.num_accepted) for step in record.steps] == [(0, 0), (3, 3), (3, 3)]
 
 
-@pytest.mark.parametrize(("k", "chosen"), [(0, 8), (3, 2)])
-def test_a_draft_model_reads_all_that_the_model_reads(k: int, chosen: int) -> None:
-    """Passes of 1 ms and 0.1 ms per row. The prompt takes 10.8 ms and one pass over its 16 tokens, 2.6 ms; without drafts, each of 8 decodes takes
-    10.05 ms and a pass; with 3 drafts, each of two takes 10.2 ms and 4 passes.
-    """
-    drafter = SurvivalsDrafter([1.0] * 3, model=load_spec("tiny"))
-    drafter._cost = CostFunction(lambda shape: 0.001 + shape.num_tokens / 10_000)  # type: ignore[assignment]
-    record = run(with_rule(Fixed(k)), drafter, [(16, 9)], asynchronous=False)
+def test_a_draft_models_passes_precede_each_iteration() -> None:
+    """Three requests with 3, 1 and 0 drafts take the passes of 3."""
+
+    class Passes:
+        def seconds(self, shape: BatchShape, most: int) -> float:
+            return 0.001 * (1 + most)
+
+    drafter = SurvivalsDrafter([0.0] * 3, model=load_spec("tiny"))
+    drafter._of_model = Passes()  # type: ignore[assignment]
+    record = run(with_rule(ByRequest()), drafter, [(4, 9)] * 3, asynchronous=False)
     took = [step.ended - step.started for step in record.steps]
-    decode = 0.01 + (1 + k) / 20_000 + (1 + k) * 0.0011
-    assert took == pytest.approx([0.0108 + 0.0026, *[decode] * chosen])
+    assert took[:2] == pytest.approx([0.01 + 12 / 20_000 + 0.001, 0.01 + 7 / 20_000 + 0.004])
 
 
-def test_a_draft_model_is_priced_and_takes_memory_on_the_hardware() -> None:
-    """It is whole on each GPU, in simulation and where tokens are real; a policy is told of one pass without drafts, and of one more per draft."""
+def test_a_draft_model_is_priced_as_the_runtime_computes_it() -> None:
+    """Graphs hold 1, 4, 8, 16, 32, 64, 128 or 256 rows, or 128, 192, 256, 384, 512 tokens with prompts; a pass has a row for each, up to the batch of 64."""
+    cost, small = ProfileCost(load_profile("h200"), load_spec("llama-3.1-8b"), max_batch=64), load_spec("llama-3.2-1b")
+    cost.max_rows = 256
+    passes, alone = DraftPasses(cost, small, 3), ProfileCost(cost.profile, small, max_batch=64)
+
+    def one(rows: int, context: int) -> float:
+        return alone.predict(BatchShape((), rows, context))
+
+    def head(rows: int) -> float:
+        return alone.parts(BatchShape((), rows)).head
+
+    five, many = BatchShape((), 5, 5 * 600), BatchShape((), 60, 60 * 600)
+    assert passes.seconds(five) == pytest.approx(one(8, 3000) - head(8))
+    assert passes.seconds(five.with_drafts(15)) == pytest.approx(4 * one(32, 3000) - head(32))
+    assert passes.seconds(five.with_drafts(4)) == pytest.approx(2 * one(16, 3000) - head(16))
+    assert passes.seconds(five.with_drafts(4), 3) == pytest.approx(4 * one(16, 3000) - head(16))
+    assert passes.seconds(many.with_drafts(120)) == pytest.approx(3 * one(64, 36_000) - head(64))
+    for shape in (five, five.with_drafts(15)):
+        shape, extra = shape._replace(chunks=((300, 0),)), shape.num_drafts > 0
+        alone.max_rows = 256
+        later = extra * (3 * one(64, 3000) - head(64))
+        assert passes.seconds(shape) == pytest.approx(alone.predict(shape) + later)
+    unpadded = five.with_drafts(5)._replace(chunks=((3000, 0),))
+    assert passes.seconds(unpadded) == pytest.approx(alone.predict(unpadded) + one(11, 3000) - head(11))
+
+
+def test_a_draft_model_is_part_of_each_prediction_and_takes_memory() -> None:
+    """It is whole on each GPU, in simulation and where tokens are real."""
     words = ("model=llama-3.1-8b", "drafter=model", "drafter.model=llama-3.2-1b", "drafter.max_drafts=2")
     simulated = compose_run(
         "backend=sim", "hardware=h100", "backend.tensor_parallel=2", "batch=64", "drafter.alpha=0.5", *words
     )
-    cost = simulated.backend.cost("h100", simulated.model, 64)
-    small = load_spec("llama-3.2-1b")
-    one_pass = ProfileCost(cost.profile, small, max_batch=64).predict(BatchShape((), 64, 64 * 512))
-    for drafter in (simulated.drafter, ModelDrafter(small)):
-        assert isinstance(drafter, SurvivalsDrafter | ModelDrafter)
-        priced = drafter.on(cost)
-        assert [priced.seconds(64, k) for k in (0, 1, 2)] == pytest.approx([one_pass, 2 * one_pass, 3 * one_pass])
-        assert priced.seconds(0, 2) == 0.0
+    [setup] = assemble(simulated).setups
+    small, shape = load_spec("llama-3.2-1b"), BatchShape((), 64, 64 * 512).with_drafts(64)
+    cost, seconds = simulated.backend.cost("h100", simulated.model, 64), setup.cost.predict(shape)
+    cost.max_rows = setup.limits.max_rows
+    assert seconds == pytest.approx(cost.predict(shape) + DraftPasses(cost, small, 2).seconds(shape))
+    assert simulated.drafter.seconds(64, 2) == ModelDrafter(small).seconds(64, 2) == 0.0
     free = [cost.profile.kv_tokens(simulated.model, 4096, cost.topology, draft) for draft in (None, small)]
     share = cost.topology.share(simulated.model)
     taken = small.weight_bytes + 4096 * small.activation_bytes_per_token
@@ -205,10 +237,6 @@ def test_few_long_drafts_cost_their_own_passes() -> None:
     class Priced(SurvivalsDrafter):
         def seconds(self, number: int, k: int) -> float:
             return 0.001 * k * (1 + number)
-
-    class ByRequest(Fixed):
-        def num_drafts(self, view, plan, decodes):  # type: ignore[no-untyped-def]
-            return [(3, 1, 0)[request.id] for request in decodes]
 
     record = run(with_rule(ByRequest()), Priced([0.0] * 3), [(4, 9)] * 3, asynchronous=False)
     took = [step.ended - step.started for step in record.steps]
