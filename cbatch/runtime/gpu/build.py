@@ -112,7 +112,7 @@ def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = O
     """Raises the ConfigError, ModelError or CapacityError that `build` would raise, before weights are loaded."""
     drafter = options.drafter
     check_models(spec, limits, kv, drafter)
-    if drafter and not drafter.model and type(drafter).propose_each is Drafter.propose_each:
+    if drafter and drafter.max_drafts and not drafter.model and type(drafter).propose_each is Drafter.propose_each:
         remedy = "define propose_each with operations of PyTorch, or give backend=cpu"
         raise ConfigError(f"drafter {type(drafter).__name__} proposes for one request at a time, on a CPU; {remedy}")
     check_memory(spec, limits, kv.num_tokens, *_parts(spec, limits, options), draft_model(drafter, spec))
