@@ -73,7 +73,7 @@ def expected_outcomes(requests: Sequence[Request], k: int, skips: float | None =
     skips: of a draft model; None: n-grams.
     """
     outcomes: list[tuple[int, int]] = []
-    propose = NgramDrafter().propose if skips is None else partial(_continue, skips=skips)
+    propose = NgramDrafter().propose if skips is None else partial(continue_text, skips=skips)
     for request, right in zip(requests, right_drafts(requests, propose, k), strict=True):
         known = request.num_prompt_tokens + 1
         while (number := min(k, request.max_tokens - known - 1)) > 0:
@@ -82,7 +82,8 @@ def expected_outcomes(requests: Sequence[Request], k: int, skips: float | None =
     return np.array(outcomes, np.int64).reshape(-1, 2)
 
 
-def _continue(known: Tokens, k: int, skips: float) -> Tokens:
+def continue_text(known: Tokens, k: int, skips: float) -> Tokens:
+    """Returns the drafts of a model that skips tokens; see `next_tokens`."""
     text = [known[-1]]
     for _ in range(k):
         text.append(next_tokens(text[-1], skips))

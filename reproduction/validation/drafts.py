@@ -1,6 +1,7 @@
-"""Decodes with drafts of n-grams: served on a GPU, and simulated from its profile with the survivals that were measured.
+"""Decodes with drafts of n-grams or of a smaller model: served on a GPU, and simulated from its profile with the survivals that were measured.
 
     python -m reproduction.validation drafts hardware=h200                                             # on a GPU
+    python -m reproduction.validation drafts draft_model=llama-3.2-1b drafts=0,1,2,3                   # a model that is wrong after a fifth of all tokens
     python -m reproduction.validation drafts measured=reproduction/results/h200/simulated-drafts.json  # simulates its runs again
 
 The text repeats with misprints (`reproduction/repeating.py`), which decides what is accepted: `simulated` follows the text, with what each request
@@ -10,6 +11,7 @@ are decided if they differ by more than any setting did between repeats.
 
 import json
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -21,7 +23,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cbatch import Request, Server, Step
+from cbatch import ModelSpec, Request, Server, Step
 from cbatch.drafts import NgramDrafter
 from cbatch.results.summary import summarize
 from cbatch.sim import load_profile
@@ -31,7 +33,7 @@ from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
-from reproduction.repeating import Text, make_model, right_drafts
+from reproduction.repeating import Text, continue_text, make_model, right_drafts
 from reproduction.validation.compare import tables_of
 
 SETUP = "model={} policy=sarathi_serve chunking=fixed chunk=1024 max_tokens=2048 batch=128 kv_tokens=147456 block_size=128 drafting=fixed"
@@ -45,8 +47,8 @@ DRAWS = 4
 class TextDrafter(SurvivalsDrafter):
     """Accepts the drafts that the text decides. right: of `right_drafts`."""
 
-    def __init__(self, right: NDArray[np.int64], max_drafts: int) -> None:
-        super().__init__(alpha=1.0, max_drafts=max_drafts)
+    def __init__(self, right: NDArray[np.int64], drafter: SurvivalsDrafter) -> None:
+        super().__init__(alpha=1.0, max_drafts=drafter.max_drafts, model=drafter.model)
         self._right = right
 
     def draw(self, step: Step, rejected: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -87,45 +89,68 @@ def main(
     loads: tuple[int, ...] = (4, 32, 64, 128),
     drafts: tuple[int, ...] = (0, 1, 3, 5, 7),
     repeats: int = 2,
+    draft_model: str = "",
+    skips: float = 0.2,
     measured: str = "",
     folder: str = RESULTS,
 ) -> None:
-    """Serves and simulates, prints and writes simulated-drafts.json. measured: such a file, whose runs are simulated again; needs no GPU."""
+    """Serves and simulates, prints and writes simulated-drafts.json, or with a draft model simulated-draft-model.json.
+
+    draft_model: a preset; it skips a token after the share `skips` of all tokens. measured: a file of this command, whose runs are simulated again;
+    needs no GPU.
+    """
+    about: dict[str, Any] = {"model": model, "draft_model": draft_model, "skips": skips if draft_model else None}
     if measured:
         kept: dict[str, Any] = json.loads(Path(measured).read_text(encoding="utf-8"))
         rows, device = kept["runs"], kept["hardware"]
-        about = {"measured": kept.get("measured") or {key: kept[key] for key in ("hardware", "date", "commit")}}
+        about |= {key: kept[key] for key in about if key in kept}
+        about["measured"] = kept.get("measured") or {key: kept[key] for key in ("hardware", "date", "commit")}
+        model, draft_model, skips = about["model"], about["draft_model"], about["skips"] or 0.0
     else:
-        device, about = hardware_name(backend), {}
+        device = hardware_name(backend)
         rows = [{"load": load, "k": k} for _, load, k in product(range(repeats), loads, drafts)]
-        drafter = f"drafter=ngram drafter.min_n=1 drafter.max_drafts={max(drafts)}"
-        module = import_module("cbatch.runtime.cpu" if backend == "cpu" else "cbatch.runtime.gpu.build")
-        with patch.object(module, "load_model", make_model):
-            real = server_of(model, f"backend={backend}", *drafter.split())
-        for load, k in product(loads, (0, max(drafts))):  # compiles what the first runs would compile
+    name = "simulated-draft-model" if draft_model else "simulated-drafts"
+    most, loads = max(row["k"] for row in rows), tuple({row["load"]: None for row in rows})
+    drafter = [f"drafter.max_drafts={most}", *([f"drafter.model={draft_model}"] if draft_model else [])]
+    if not measured:
+        real = _real_server(model, draft_model, skips, backend, drafter)
+        for load, k in product(loads, (0, most)):  # compiles what the first runs would compile
             figures(real, load, k, model, TEXT._replace(number=min(load, 16), new=16))
         for row in rows:
             row["measured"] = figures(real, row["load"], row["k"], model)
             print(row, flush=True)
-            write_benchmark("simulated-drafts", device, {"model": model, "runs": rows}, folder, VALIDATION)
+            write_benchmark(name, device, {**about, "runs": rows}, folder, VALIDATION)
     rows = [row for row in rows if "measured" in row]  # others did not end
-    vocabulary, ngrams = compose_run(*SETUP.format(model).split()).model.vocab_size, NgramDrafter(min_n=1)
+    vocabulary = compose_run(*SETUP.format(model).split()).model.vocab_size
+    propose = partial(continue_text, skips=skips) if draft_model else NgramDrafter(min_n=1).propose
     texts = {load: TEXT._replace(number=REQUESTS[load]).requests(vocabulary) for load in loads}
-    right = {load: right_drafts(requests, ngrams.propose, max(drafts)) for load, requests in texts.items()}
+    right = {load: right_drafts(requests, propose, most) for load, requests in texts.items()}
+    kind = ["drafter=model"] if draft_model else ["drafter=survivals", "drafter.layers=0"]
     for row in rows:
         shares = [*(row["measured"]["survivals"] or {}).values()]
-        shares += [0.0] * (max(drafts) - len(shares))  # graphs are captured for the most drafts
-        keys = f"backend=sim hardware={hardware} drafter=survivals drafter.layers=0 drafter.survivals={shares}".replace(
-            ", ", ","
-        ).split()
+        shares += [0.0] * (most - len(shares))  # graphs are captured for the most drafts
+        survivals = f"drafter.survivals={shares}".replace(" ", "")
+        keys = ["backend=sim", f"hardware={hardware}", *kind, *drafter, survivals]
         by_text = server_of(model, *keys)
-        by_text.executor.drafter = TextDrafter(right[row["load"]], max(drafts))
+        by_text.executor.drafter = TextDrafter(right[row["load"]], by_text.executor.drafter).on(by_text.executor.cost)
         row["simulated"] = _numbers([figures(by_text, row["load"], row["k"], model)])
         servers = (server_of(model, *keys, f"seed={seed}") for seed in range(DRAWS))
         row["drawn"] = _numbers([figures(server, row["load"], row["k"], model) for server in servers])
     print(report(rows))
-    about |= {"profile": hardware, "tables": tables_of(load_profile(hardware)), "model": model, "runs": rows}
-    print(f"written: {write_benchmark('simulated-drafts', device, about, folder, VALIDATION)}")
+    about |= {"profile": hardware, "tables": tables_of(load_profile(hardware)), "runs": rows}
+    print(f"written: {write_benchmark(name, device, about, folder, VALIDATION)}")
+
+
+def _real_server(model: str, draft_model: str, skips: float, backend: str, drafter: list[str]) -> Any:
+    """Returns a server of models that write and draft known text, made on its device."""
+    kind = ["drafter=model"] if draft_model else ["drafter=ngram", "drafter.min_n=1"]
+
+    def make(spec: ModelSpec, device: Any) -> Any:
+        return make_model(replace(spec, tied_embeddings=False), device, skips if spec.name == draft_model else 0.0)
+
+    module = import_module("cbatch.runtime.cpu" if backend == "cpu" else "cbatch.runtime.gpu.build")
+    with patch.object(module, "load_model", make):
+        return server_of(model, f"backend={backend}", *kind, *drafter)
 
 
 def _numbers(runs: list[dict[str, Any]]) -> dict[str, float]:
