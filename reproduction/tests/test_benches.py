@@ -67,9 +67,9 @@ def test_wrong_tokens_and_outputs_cut_short_are_counted(tmp_path: Path) -> None:
     model, prompt, output = drafts.write_model(spec, tmp_path), (1, 2, 3), tuple[int, ...]()
     for _ in range(20):
         output += (int(model(torch.tensor([[*prompt, *output]])).logits[0, -1].argmax()),)
-    assert drafts.count_wrong(model, prompt, output) == 0
-    assert drafts.count_wrong(model, prompt, (*output[:-1], (output[-1] + 1) % 128)) == 1
-    assert drafts.count_wrong(model, (1, 2, 4), output) > 0
+    assert drafts.count_wrong(drafts.shortfalls(model, prompt, output)) == 0
+    assert drafts.count_wrong(drafts.shortfalls(model, prompt, (*output[:-1], (output[-1] + 1) % 128))) == 1
+    assert drafts.count_wrong(drafts.shortfalls(model, (1, 2, 4), output)) > 0
     stop, request = drafts.STOP, Request(0, 3, 4, prompt=[1, 2, 3], stop_tokens=(drafts.STOP,))
     for tokens, is_whole in (([5, 5, 5, 5], True), ([5, stop], True), ([5, 5], False), ([stop, 5, 5, 5], False)):
         request.output = tokens

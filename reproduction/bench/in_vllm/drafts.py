@@ -56,7 +56,7 @@ def main(
     folder: str = RESULTS,
 ) -> None:
     """Serves, prints and adds the counts to peers.json. sides: `vllm` for vLLM's own rule, or overrides as in the CBATCH variable, separated by ";"."""
-    os.environ |= ENVIRONMENT
+    os.environ |= {**ENVIRONMENT, "TRITON_F32_DEFAULT": "ieee"}  # vLLM's attention would multiply in TF32
     hardware, _ = graphics_card()
     spec = replace(load_spec("tiny"), hidden_size=256, head_dim=64, intermediate_size=640, vocab_size=128)
     figures: dict[str, dict[str, float]] = {}
@@ -84,7 +84,7 @@ def main(
         )
         with closing(engine):
             first: list[list[int]] = []
-            num_wrong = cache(partial(count_wrong, model))
+            short = cache(partial(shortfalls, model))
             for side in sides.split(";"):
                 engine.sampling = {"extra_args": {"cbatch": side}}
                 before, served = counters(engine, "num_preemptions"), draw(requests, spec)
@@ -92,6 +92,7 @@ def main(
                 counted = counters(engine, "num_preemptions")
                 drafts, accepted, verified, preempted = (now - then for now, then in zip(counted, before, strict=True))
                 outputs = [request.output for request in served]
+                missed = [short(tuple(each.prompt or ()), tuple(each.output)) for each in served]
                 first = first or outputs
                 figures[side] = {
                     "seconds": seconds,
@@ -102,7 +103,8 @@ def main(
                     "preemptions": preempted,
                     "requests_unlike_the_first": sum(a != b for a, b in zip(outputs, first, strict=True)),
                     "requests_not_ended": sum(not ended(request) for request in served),
-                    "wrong_tokens": sum(num_wrong(tuple(each.prompt or ()), tuple(each.output)) for each in served),
+                    "wrong_tokens": sum(count_wrong(each) for each in missed),
+                    "largest_shortfall": max(map(max, missed)),
                     "all_blocks_returned": float(engine.is_empty()),
                 }
                 print(
@@ -152,11 +154,17 @@ def ended(request: Request) -> bool:
     return stops.isdisjoint(before) and (last in stops or len(request.output) == request.max_new_tokens)
 
 
-def count_wrong(model: Any, prompt: Sequence[int], output: Sequence[int]) -> int:
-    """Returns how many output tokens are not the likeliest after the tokens before them."""
+def shortfalls(model: Any, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
+    """Returns by how much the logit of each output token is below that of the likeliest after the tokens before it."""
     import torch
 
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
-        return int((logits.amax(1) - chosen > ROUNDING).sum())
+        missed: list[float] = (logits.amax(1) - chosen).tolist()
+        return missed
+
+
+def count_wrong(missed: Sequence[float]) -> int:
+    """Returns how many tokens of `shortfalls` are not the likeliest."""
+    return sum(shortfall > ROUNDING for shortfall in missed)

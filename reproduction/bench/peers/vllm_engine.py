@@ -7,6 +7,7 @@ back from flash-attention 3, the fastest on Hopper.
 
 import time
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -49,7 +50,9 @@ class VllmEngine:
             "attention_config": {"backend": "FLASH_ATTN", "flash_attn_version": 3},
             **arguments,
         }
-        self._llm = self._vllm.LLM(model=str(checkpoint), **self._arguments)
+        self._llm = self._vllm.LLM(
+            model=str(checkpoint), **deepcopy(self._arguments)
+        )  # vLLM writes to those of speculation
 
     @property
     def settings(self) -> dict[str, Any]:
