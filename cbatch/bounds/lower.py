@@ -46,7 +46,7 @@ class Bounds:
         findable: by id, from `findable_tokens` over all requests of the run; None without a prefix cache.
 
     Raises:
-        ConfigError: there is no request.
+        ConfigError: there is no request, or the limits allow drafts, with which an iteration gives a request several tokens.
     """
 
     def __init__(
@@ -61,6 +61,9 @@ class Bounds:
         specs = [spec_of(request) for request in requests]
         if not specs:
             raise ConfigError("lower bounds: there are no requests; give at least one")
+        if limits.max_drafts:
+            problem = "they hold where an iteration gives a request one token, not with a drafter"
+            raise ConfigError(f"lower bounds: {problem}; leave out the drafter, or bounds=true and workload.load")
         outputs = [min(spec.max_new_tokens, spec.true_new_tokens or spec.max_new_tokens) for spec in specs]
         self.arrival = np.array([spec.arrival_time for spec in specs], float)
         self._slo = np.array([(spec.slo.ttft or np.inf, spec.slo.total or np.inf) for spec in specs])

@@ -10,6 +10,7 @@ import pytest
 from in_process import message
 
 from cbatch import ConfigError, Request, WorkloadError
+from cbatch.sim.drafter import SurvivalsDrafter
 from experiments.capacity.simulation import replicate
 from experiments.settings.compose import compose_run
 from experiments.settings.settings import Settings
@@ -126,5 +127,7 @@ def test_a_load_that_cannot_be_is_refused(trace: TraceReplay) -> None:
         replicate(loaded, 0, 1.0, 7)
     with pytest.raises(ConfigError, match=r"workload\.load=0\.5.*backend=cpu"):
         resolve_load(replace(loaded, backend=compose_run("backend=cpu").backend))
+    with pytest.raises(ConfigError, match="not with a drafter"):
+        resolve_load(replace(loaded, drafter=SurvivalsDrafter([0.9])))  # a drafted run can end before the bound
     with pytest.raises(WorkloadError, match=r"workload\.replications=2"):
         replace(OPEN, replications=2)
