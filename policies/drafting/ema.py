@@ -40,7 +40,10 @@ class Ema(DraftingRule):
         return self._slot(len(decodes)).k
 
     def observe(self, drafts: Sequence[int], accepted: Sequence[int]) -> None:
-        self._slot(len(accepted)).observe(sum(accepted) / len(accepted))
+        """Enters a batch; one in which no drafts fit measures nothing."""
+        slot, drafted = self._slot(len(drafts)), sum(map(bool, drafts))
+        if drafted or not slot.k:
+            slot.observe(sum(accepted) / max(drafted, 1))
 
     def _slot(self, batch: int) -> "Slot":
         return next((slot for fewest, slot in reversed(self._slots) if fewest <= batch), self._slots[0][1])

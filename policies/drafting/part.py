@@ -26,7 +26,7 @@ class WithDrafts:
 
     def __init__(self, policy: Policy, rule: DraftingRule) -> None:
         self.policy, self.rule, self._received = policy, rule, Counter[Request]()
-        self._drafts: dict[int, dict[Request, int]] = {}  # of each iteration in flight
+        self._drafts: dict[int, dict[Request, int]] = {}  # of the decodes of each iteration in flight
         self.__name__ = f"{type(policy).__name__} with {type(rule).__name__}"
 
     def __getattr__(self, name: str) -> Any:
@@ -49,12 +49,11 @@ class WithDrafts:
         return self.policy.plan(view)
 
     def on_step(self, record: StepRecord) -> None:
-        """Reports the outcome of an iteration's drafts to the rule; without any, each request's token."""
+        """Reports the outcome of an iteration's decodes to the rule."""
         drafts, received = self._drafts.pop(record.iteration, {}), self._received
         self._received = Counter()
-        if drafted := [request for request in received if request in drafts] or [*received]:
-            numbers = [drafts.get(request, 0) for request in drafted]
-            self.rule.observe(numbers, [received[request] - 1 for request in drafted])
+        if decodes := [request for request in received if request in drafts]:
+            self.rule.observe(*zip(*((drafts[request], received[request] - 1) for request in decodes), strict=True))
         if (on_step := getattr(self.policy, "on_step", None)) is not None:
             on_step(record)
 
@@ -84,8 +83,8 @@ class _Builder(PlanBuilder):
             numbers = self._num_drafts([plan.requests[place] for place in places])
             for place, k in zip(places, numbers, strict=True):
                 request = plan.requests[place]
-                if k and view.drafts.can_have(request) and (number := self._add_drafts(place, k)):
-                    self._drafted[request] = number
+                has = k and view.drafts.can_have(request)
+                self._drafted[request] = self._add_drafts(place, k) if has else 0
         return super().build(note, wake_at=wake_at)
 
     def _num_drafts(self, decodes: list[Request]) -> list[int]:

@@ -19,7 +19,7 @@ class DraftingRule(Described, ABC):
         """Returns the drafts of each decode, or one number for all: whole, at least 0. Numbers above the drafter's, and beyond what fits, are cut."""
 
     def observe(self, drafts: Sequence[int], accepted: Sequence[int]) -> None:
-        """Called when an iteration has ended. drafts, accepted: of each of its decodes; accepted ones without the base token."""
+        """Called when an iteration with decodes has ended. drafts, accepted: of each of its decodes; accepted ones without the base token."""
 
 
 def survivals_of_decodes(view: View, decodes: Sequence[Request]) -> Floats:

@@ -39,10 +39,11 @@ class ThroughputAware(DraftingRule):
         return self.k
 
     def observe(self, drafts: Sequence[int], accepted: Sequence[int]) -> None:
-        """Enters a batch for the drafts that each of its requests had."""
-        for place in range(min(min(drafts), len(self.rates))):
-            self.rates[place].append(sum(count > place for count in accepted) / len(accepted))
-        self._num_batches += 1
+        """Enters a batch for the drafts that each of its requests with drafts had."""
+        if drafted := [*filter(None, drafts)]:
+            for place in range(min(*drafted, len(self.rates))):
+                self.rates[place].append(sum(count > place for count in accepted) / len(drafted))
+            self._num_batches += 1
 
     def choose(self, seconds: dict[int, float]) -> None:
         """Takes the candidate with the most tokens per second. seconds: of an iteration, by the number of drafts."""

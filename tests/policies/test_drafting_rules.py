@@ -123,6 +123,18 @@ def test_ema_has_a_mean_for_each_range_of_batches() -> None:
     assert Ema((1, 3, 7))._slot(256).k == 3
 
 
+def test_rules_learn_nothing_from_decodes_without_drafts() -> None:
+    """Nine decodes, of which two had room for drafts, and accepted three and two of three."""
+    rule, aware = Ema(), ThroughputAware()
+    drafts, accepted = [3, 3, *[0] * 7], [3, 2, *[0] * 7]
+    rule.observe(drafts, accepted)
+    aware.observe(drafts, accepted)
+    rule.observe([0] * 9, [0] * 9)
+    aware.observe([0] * 9, [0] * 9)
+    assert [rule._slot(batch).mean for batch in (1, 9)] == [2.0, 0.8 * 2.0 + 0.2 * 2.5]
+    assert ([list(seen) for seen in aware.rates[:3]], aware._num_batches) == ([[1.0], [1.0], [0.5]], 1)
+
+
 def observe(rule: ThroughputAware, drafts: int, batches: Sequence[Sequence[int]]) -> None:
     for accepted in batches:
         rule.observe([drafts] * len(accepted), accepted)
@@ -195,6 +207,19 @@ class Raising(DraftingRule):
         return 1
 
 
+class Listening(DraftingRule):
+    """Drafts one token for the first of two decodes."""
+
+    def __init__(self) -> None:
+        self.observed: list[tuple[list[int], list[int]]] = []
+
+    def num_drafts(self, view: View, plan: PlanBuilder, decodes: Sequence[Request]) -> list[int]:
+        return [1, 0][: len(decodes)]
+
+    def observe(self, drafts: Sequence[int], accepted: Sequence[int]) -> None:
+        self.observed.append(([*drafts], [*accepted]))
+
+
 class Broken(Orca):
     def plan(self, view: View) -> Plan:
         raise ValueError("no plan")
@@ -248,6 +273,19 @@ def two_requests_with(rule: DraftingRule) -> RunRecord:
     drafter = SurvivalsDrafter([0.7])
     server = Server(SimExecutor(EVEN_COST, drafter=drafter), scenario.limits, EVEN_COST, KVSize(20, 2), False)
     return server.engine(WithDrafts(Orca(), rule), scenario.source()).run()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_rule_observes_decodes_alone(asynchronous: bool) -> None:
+    """The first iteration has a prompt alone; in the fourth, the second prompt is beside the first decode. All drafts are accepted."""
+    rule = Listening()
+    scenario = Scenario((Arrival(4, 11, 0), Arrival(4, 3, 3)), 2, 20, 40, 2, asynchronous=asynchronous)
+    drafter = SurvivalsDrafter([1.0])
+    server = Server(SimExecutor(EVEN_COST, drafter=drafter), scenario.limits, EVEN_COST, KVSize(20, 2), asynchronous)
+    record = server.engine(WithDrafts(Orca(), rule), scenario.source()).run()
+    assert record.steps[0].num_decode_tokens == 0 < record.steps[3].num_prefill_tokens
+    assert rule.observed[:3] == [([1], [1])] * 3 and ([1, 0], [1, 0]) in rule.observed
+    assert len(rule.observed) == len(record.steps) - 1
 
 
 def test_a_policy_is_named_without_its_own_getattr() -> None:
