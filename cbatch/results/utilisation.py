@@ -68,17 +68,23 @@ def work_of(spec: ModelSpec) -> Work:
 class Drafting(NamedTuple):
     """The passes of a simulated drafter.
 
-    work: of its layers and output head. parallel, context: see `cbatch.sim.drafter`. whole: whether it also reads all that the model reads.
+    work: of its layers and output head. parallel, context: see `cbatch.sim.drafter`. whole: whether it is a model of its own, which also reads all that
+    the model reads. copies: GPUs that compute all its passes, each.
     """
 
     work: Work
     parallel: bool
     context: int
     whole: bool = False
+    copies: int = 1
 
     def passes(self, steps: StepColumns) -> StepColumns:
         """Returns the passes before each iteration, as the columns of an iteration that `Work` reads."""
         drafted, drafts, most = (steps[name].astype(float) for name in ("num_drafted", "num_drafts", "most_drafts"))
+        if self.whole:  # the first pass reads all tokens but drafts, each draft is read by a later one
+            same = {name: steps[name] for name in ("num_prefill_tokens", "num_decode_tokens", "num_scores")}
+            reads = steps["num_kv_reads"] + drafts * self.context
+            return {**same, "num_sampled": drafts, "num_kv_reads": reads, "num_passes": most + 1}
         tokens, passes, read = (
             (most * drafted, np.minimum(most, 1), drafted) if self.parallel else (drafts, most, drafts)
         )
@@ -111,11 +117,10 @@ class Machines:
         """Returns the bytes of each iteration, with the passes of a drafter before it."""
         return self._total("bytes", steps)
 
-    def _total(self, what: Literal["flops", "bytes"], steps: StepColumns) -> Floats:
+    def _total(self, what: Literal["flops", "bytes"], steps: StepColumns, copies: int = 1) -> Floats:
         total: Floats = getattr(self.work, what)(steps)
         if (drafting := self.drafting) is not None:
-            of_drafter = getattr(drafting.work, what)
-            total = total + of_drafter(drafting.passes(steps)) + (of_drafter(steps) if drafting.whole else 0.0)
+            total = total + copies * getattr(drafting.work, what)(drafting.passes(steps))
         return total
 
     def times(self, steps: StepColumns) -> tuple[NDArray[np.int64], Floats]:
@@ -128,7 +133,9 @@ class Machines:
     ) -> tuple[Floats, NDArray[np.bool_]]:
         """Returns the predicted joules of each iteration, and whether the limit held. watts: `Watts.of` the GPUs of the replica of each."""
         _, busy, per_byte, per_flop, limit = watts.T
-        taken = busy * seconds + self.bytes(steps) * per_byte + self.flops(steps) * per_flop
+        copies = 1 if self.drafting is None else self.drafting.copies
+        moved, flops = self._total("bytes", steps, copies), self._total("flops", steps, copies)
+        taken = busy * seconds + moved * per_byte + flops * per_flop
         return limit_power(taken, seconds, limit * seconds, replica)
 
 

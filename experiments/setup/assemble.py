@@ -128,6 +128,8 @@ class Run:
         if isinstance(drafter, SurvivalsDrafter) and (drafter.layers or drafter.model):
             of_passes = work_of(drafter.model or replace(model, num_layers=drafter.layers))._asdict()
             how = {"parallel": drafter.parallel, "context": CONTEXT, "whole": bool(drafter.model)}
+            if drafter.model:  # whole on each GPU of the first stage
+                how["copies"] = self.settings.backend.tensor_parallel
             stated["drafting"] = {"work": of_passes, **how}
         watts = [power for setup in self.setups for power in setup.watts]
         if not all(watts):

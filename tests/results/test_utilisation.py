@@ -136,15 +136,33 @@ def test_passes_of_a_drafter_are_counted(drafter: str, parallel: bool) -> None:
     assert run.summary["energy"]["joules"] == pytest.approx(joules)
 
 
-def test_a_draft_model_reads_all_that_the_model_reads() -> None:
-    """A model that could draft for itself, but makes no drafts, does everything twice."""
+@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("k", [0, 3])
+def test_a_draft_model_reads_all_that_the_model_reads(k: int, gpus: int) -> None:
+    """A model that drafts for itself computes each token twice, and samples each draft; each GPU holds the drafter whole."""
     load = ("workload=equal_outputs", "workload.num_requests=24", "hardware=h100", "backend=sim", "batch=8")
-    drafter = ("drafter=model", "drafter.model=llama-3.1-8b", "drafter.alpha=0.8", "drafting=fixed", "drafting.k=0")
-    run = serve_settings(compose_run("policy=sarathi_serve", "model=llama-3.1-8b", *drafter, *load), log=str)
-    flops, moved = by_hand(run.steps)
+    drafter = ("drafter=model", "drafter.model=llama-3.1-8b", "drafter.alpha=0.8", "drafting=fixed", f"drafting.k={k}")
+    settings = ("policy=sarathi_serve", "model=llama-3.1-8b", f"backend.tensor_parallel={gpus}", *drafter, *load)
+    run = serve_settings(compose_run(*settings), log=str)
+    steps, watts = run.steps, load_profile("h100").watts
+    assert watts is not None
+    drafts = steps.get("num_drafts", 0 * steps["num_sampled"])
+    passes = 1 + steps.get("most_drafts", 0 * drafts)
+    flops, moved = by_hand(steps)
+    more = flops + 2.0 * HEAD * (drafts - steps["num_sampled"])
+    kv = 2 * 32 * 8 * 128 * 2.0
+    reads = moved + 2.0 * (WEIGHTS + HEAD) * (passes - 1) + kv * 512 * drafts
+    flops += 2.0 * HEAD * (drafts - steps.get("num_accepted", 0 * drafts))
     whole = run.summary["run"]["counted_seconds"]
-    assert run.summary["mbu"]["run"] == pytest.approx(2 * moved.sum() / (whole * 3.35e12))
-    assert run.summary["mfu"]["run"] == pytest.approx(2 * flops.sum() / (whole * FLOPS))
+    assert run.summary["mbu"]["run"] == pytest.approx((moved + reads).sum() / (whole * gpus * 3.35e12))
+    assert run.summary["mfu"]["run"] == pytest.approx((flops + more).sum() / (whole * gpus * FLOPS))
+    seconds = steps["ended"] - np.maximum(steps["started"], steps["ended"].shift(fill_value=0.0))
+    taken = gpus * watts.busy * seconds + watts.joules_per_byte * (moved + gpus * reads)
+    taken += watts.joules_per_flop * (flops + gpus * more)
+    parts = pd.DataFrame({"taken": taken, "seconds": seconds}).groupby(seconds.cumsum() // 0.06).sum()
+    joules = np.minimum(parts["taken"], gpus * watts.limit * parts["seconds"]).sum()
+    joules += gpus * watts.idle * (whole - seconds.sum())
+    assert run.summary["energy"]["joules"] == pytest.approx(joules)
 
 
 def test_the_power_of_the_h100_is_that_of_rows_it_was_not_fitted_to() -> None:
