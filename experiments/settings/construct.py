@@ -69,9 +69,7 @@ def call(path: str, section: Mapping[str, Any], arguments: Mapping[str, Any]) ->
     except Exception as error:
         _check_types(path, section)
         raise ConfigError(f"{target}: {_why(error)}") from error
-    checks_itself = str(section["_target_"]).partition(".")[0] in _OURS and not path.startswith("policy")
-    if not checks_itself:
-        _check_types(path, section)
+    _check_types(path, section)
     return built
 
 
@@ -141,7 +139,7 @@ def _check_types(path: str, config: Mapping[str, Any]) -> None:
             annotation, target = parameters[key].annotation, config["_target_"]
             allowed = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
             named = " or ".join(name for kind, name in _PLAIN.items() if kind in allowed)
-            if value is None and isclass(annotation):
+            if value is None and isclass(annotation) and annotation is not Any:
                 raise ConfigError(f"{path}.{key}=null: {target} needs {named or f'one; choose it with {key}=NAME'}")
             fits = type(value) in allowed or (type(value) is int and float in allowed)
             if {*allowed} <= _PLAIN.keys() and not fits:

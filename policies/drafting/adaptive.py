@@ -30,7 +30,7 @@ ABOVE = 128
 class Adaptive(DraftingRule):
     def __init__(self, captured: Sequence[int] = CAPTURED) -> None:
         """captured: tokens of captured graphs, ascending."""
-        check_counts("captured", captured, 1)
+        check_counts("captured", captured, 1, several=True)
         self.captured = (*captured,)
 
     def num_drafts(self, view: View, plan: PlanBuilder, decodes: Sequence[Request]) -> Sequence[int]:

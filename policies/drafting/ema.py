@@ -27,7 +27,7 @@ class Ema(DraftingRule):
         own = candidates if isinstance(candidates, Mapping) else {1: candidates or ()}
         ranges: Mapping[int, Sequence[int]] = SGLANG if candidates is None else own
         for counts in ranges.values():
-            check_counts("candidates", counts)
+            check_counts("candidates", counts, several=True)
         if not all(type(fewest) is int for fewest in ranges):
             raise ConfigError(f"drafting.candidates={dict(ranges)}: give the smallest batches as whole numbers")
         self.candidates, self.start = candidates, start

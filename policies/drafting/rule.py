@@ -28,13 +28,12 @@ def survivals_of_decodes(view: View, decodes: Sequence[Request]) -> Floats:
     return np.minimum.accumulate(np.array(rows).reshape(len(rows), view.drafts.most), axis=1)
 
 
-def check_counts(name: str, given: int | Sequence[int], least: int = 0) -> None:
-    """Raises ConfigError unless a number is whole, or numbers are whole and ascending, from `least` or above."""
-    several = isinstance(given, Sequence)
+def check_counts(name: str, given: int | Sequence[int], least: int = 0, *, several: bool = False) -> None:
+    """Raises ConfigError unless a number is whole, or `several` are whole and ascending, from `least` or above."""
     counts = [*given] if isinstance(given, Sequence) else [given]
-    whole = all(isinstance(count, int) and not isinstance(count, bool) for count in counts)
+    whole = several is isinstance(given, Sequence) and all(type(count) is int for count in counts)
     if not counts or not whole or counts != sorted({*counts}) or counts[0] < least:
         wanted = (
             f"numbers of drafts, ascending from {least} or above" if several else f"a whole number, at least {least}"
         )
-        raise ConfigError(f"drafting.{name}={counts if several else given}: give {wanted}")
+        raise ConfigError(f"drafting.{name}={given}: give {wanted}")

@@ -14,11 +14,12 @@ class Table(DraftingRule):
             ConfigError: a range is not three whole numbers, is empty or begins within the range before.
         """
         end = 0
-        for each in ranges:
-            if len(each) != 3 or not all(type(number) is int for number in each) or not end < each[0] <= each[1]:
-                raise ConfigError(f"drafting.ranges: {[*each]} is not [fewest, most, drafts] beyond {end} decodes")
+        for each in ranges if isinstance(ranges, Sequence) else [ranges]:
+            three = isinstance(each, Sequence) and len(each) == 3 and all(type(number) is int for number in each)
+            if not three or not end < each[0] <= each[1]:
+                raise ConfigError(f"drafting.ranges: {each} is not [fewest, most, drafts] beyond {end} decodes")
             if each[2] < 0:
-                raise ConfigError(f"drafting.ranges: {[*each]} has fewer than 0 drafts")
+                raise ConfigError(f"drafting.ranges: {each} has fewer than 0 drafts")
             end = each[1]
         self.ranges = tuple(tuple(each) for each in ranges)
 

@@ -23,7 +23,7 @@ class ThroughputAware(DraftingRule):
         self, candidates: Sequence[int] = (1, 3, 5, 7), start: int = 3, window: int = 20, every: int = 10
     ) -> None:
         """start: the first candidate, or the middle one if it is none. window: batches in a mean. every: batches between decisions."""
-        check_counts("candidates", candidates, 1)
+        check_counts("candidates", candidates, 1, several=True)
         check_counts("window", window, 1)
         check_counts("every", every, 1)
         self.candidates, self.start, self.window, self.every = (*candidates,), start, window, every

@@ -356,7 +356,18 @@ def test_a_draft_counts_if_its_predecessors_were_accepted() -> None:
         ("drafter=glm_mtp drafter.layers=-1", "drafter.layers=-1: give at least 0"),
         ("drafting=ema", "drafting: drafter=none makes no drafts"),
         ("policy=orca(drafting=ema)", "drafting: drafter=none makes no drafts"),
+        ("drafter=glm_mtp drafter.parallel=x", "drafter.parallel=x: give true or false"),
+        ("drafter=ngram drafter.max_drafts=2.5 backend=cpu model=tiny", "drafter.max_drafts=2.5: give a whole number"),
         ("drafter=glm_mtp drafting=fixed drafting.k=-2", "drafting.k=-2: give a whole number, at least 0"),
+        ("drafter=glm_mtp drafting=fixed drafting.k=x", "drafting.k=x: give a whole number, at least 0"),
+        ("drafter=glm_mtp drafting=fixed drafting.k=[2]", "drafting.k=[2]: give a whole number, at least 0"),
+        ("drafter=glm_mtp drafting=ema drafting.start=x", "drafting.start=x: give a whole number"),
+        (
+            "drafter=glm_mtp drafting=ema drafting.candidates=3",
+            "drafting.candidates=3: give numbers of drafts, ascending",
+        ),
+        ("drafter=glm_mtp drafting=table drafting.ranges=[1,4,3]", "drafting.ranges: 1 is not [fewest, most, drafts]"),
+        ("drafter=glm_mtp drafting=table drafting.ranges=3", "drafting.ranges: 3 is not [fewest, most, drafts]"),
         (
             "drafter=cbatch.drafts.Drafter",
             "drafter=cbatch.drafts.Drafter: makes no drafts, as max_drafts is 0; set max_drafts",
