@@ -5,6 +5,7 @@ what replicas have reported by then (`views`). Where time is real, replicas serv
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import repeat, starmap
 from math import inf
@@ -20,7 +21,7 @@ from cbatch.cluster.scaling import Fleet, Scaling
 from cbatch.cluster.transfers import Moves, Transfers
 from cbatch.cluster.views import ClusterView, ReplicaView, Role
 from cbatch.engine import Engine
-from cbatch.errors import PolicyError, WorkloadError
+from cbatch.errors import PolicyError, StallError, WorkloadError
 from cbatch.host import drive
 from cbatch.record import RunRecord
 from cbatch.request import Request, spec_of
@@ -93,11 +94,18 @@ class Cluster:
         self.arrivals = arrivals
 
     def check_fits(self, request: Request) -> None:
-        """Raises WorkloadError for a request that no replica can serve."""
-        firsts = ((self.engines[first], self._views[first]) for first in self._firsts)
-        able = [engine for engine, view in firsts if view.role is not Role.PREFILL and view.fits(request)]
-        for engine in able or self.engines[:1]:
-            engine.check_fits(request)
+        """Raises WorkloadError for a request that no replica can serve, or whose prompt none can compute."""
+        has_prefillers = any(view.role is Role.PREFILL for view in self._views)
+        for stage in (Role.DECODE, Role.PREFILL) if has_prefillers else (Role.DECODE,):
+            firsts = [first for first in self._firsts if self._views[first].role in (Role.BOTH, stage)]
+            able = [first for first in firsts if self._views[first].fits(request)]
+            for first in able or firsts[:1]:
+                part = _prompt_of(request) if self._views[first].role is Role.PREFILL else request
+                try:
+                    self.engines[first].check_fits(part)
+                except WorkloadError as error:
+                    error.args = (f"pool {pool}: {error}" if (pool := self.pools[first]) else str(error),)
+                    raise
 
     @property
     def num_unfinished(self) -> int:
@@ -190,6 +198,12 @@ class Cluster:
         return ended
 
     def standstill(self, num_unfinished: int) -> PolicyError:
+        if (receiver := next((i for i, each in enumerate(self.engines) if not each.inbox.is_empty), None)) is not None:
+            problem = (
+                f"replica {receiver} never has room for a request that it is to continue, and nothing else is left"
+            )
+            remedy = "raise kv_tokens, give backend.transfers.lease=30, or let the router accept it"
+            return StallError(f"{problem} to do: {num_unfinished} requests have not ended; {remedy}")
         stuck = next(
             (engine for engine in self.engines if engine.state.waiting or engine.state.running), self.engines[0]
         )
@@ -248,3 +262,8 @@ def _view_of(engine: Engine, pool: str, price: float | None, role: Role) -> Repl
 
 def _shown(request: Request) -> Request:
     return Request.from_spec(spec_of(request))
+
+
+def _prompt_of(request: Request) -> Request:
+    """Returns what a replica that only prefills serves: the prompt and the first token."""
+    return Request.from_spec(replace(spec_of(request), max_new_tokens=1))

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 from test_transfers import ROLES, replica, serve
 
-from cbatch import FinishReason, PolicyError, Request
-from cbatch.cluster import Cluster, ClusterView, Moves, Reject, Role, Route
+from cbatch import FinishReason, PolicyError, Request, WorkloadError
+from cbatch.cluster import Cluster, ClusterView, Moves, Reject, Role, RoundRobin, Route
+from cbatch.errors import StallError
 from cbatch.sim.roofline import Affine
+from policies.placements import DistServe
 
 BOTH = [Role.BOTH, Role.BOTH]
 FREE = Affine(0.0, 0.0)  # seconds of a transfer
@@ -104,3 +106,46 @@ def test_a_decoder_counts_what_is_bound_for_it(push: bool) -> None:
     assert router.seen == [[0, 0, 0], [1, 1, 0], [2, 1, 1], [3, 2, 1]]
     assert cluster.replica_of == {0: 1, 1: 2, 2: 0, 3: 2}
     assert unfinished(cluster) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "outputs", "pool"),
+    [((60, 20), (60, 60), None), ((20, 20), (60, 60), "p"), ((60, 60), (30, 20), "d"), ((30, 30), (60, 40), None)],
+)
+def test_a_prompt_must_fit_a_prefiller_and_the_whole_a_decoder(
+    prompts: tuple[int, int], outputs: tuple[int, int], pool: str | None
+) -> None:
+    """KV blocks of two prefillers, and of two decoders. The prompt takes 30; the last of 4 output tokens takes none, which makes 33."""
+    engines = [replica(num_blocks=number) for number in (*prompts, *outputs)]
+    cluster = Cluster(engines, RoundRobin(), [*"ppdd"], roles=[*ROLES[:1] * 2, *ROLES[1:] * 2], moves=Moves(1, FREE))
+    if pool is None:
+        cluster.check_fits(Request(0, 30, 4))
+    else:
+        with pytest.raises(WorkloadError, match=f"pool {pool}: request 0: 3[03] tokens exceed the KV cache of"):
+            cluster.check_fits(Request(0, 30, 4))
+
+
+class Across:
+    """Each of two replicas computes prompts for the other."""
+
+    def choose(self, request: Request, view: ClusterView) -> Route:
+        return Route(request.id % 2, 1 - request.id % 2)
+
+
+@pytest.mark.parametrize("push", [False, True])
+def test_replicas_that_wait_for_each_others_blocks_are_named(push: bool) -> None:
+    """Each holds 40 of its 64 blocks for the other, and has no room for the other's 40."""
+    requests = [Request(id_, 40, 4) for id_ in range(4)]
+    with pytest.raises(StallError, match=r"replica 0 never has room for a request .*: 4 requests have not ended"):
+        serve([replica(num_blocks=64) for _ in BOTH], requests, Moves(1, FREE, push), BOTH, Across())
+
+
+def test_a_lease_ends_such_a_wait() -> None:
+    requests = [Request(id_, 40, 4) for id_ in range(4)]
+    serve([replica(num_blocks=64) for _ in BOTH], requests, Moves(1, FREE, lease=5.0), BOTH, Across())
+    assert all(request.finish_reason is FinishReason.LENGTH for request in requests)
+
+
+def test_a_router_that_accepts_nothing_is_named() -> None:
+    with pytest.raises(StallError, match=r"replica 1 never has room .* or let the router accept it"):
+        serve([replica(), replica()], [Request(0, 8, 4)], Moves(1, FREE), router=DistServe(threshold=0))
