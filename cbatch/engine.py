@@ -84,9 +84,9 @@ class Engine(Turns):
         self._waiting.departures.arrived(request)
         self.poke(now)
 
-    def reject(self, request: Request, why: str, now: float) -> None:
-        """Ends a request that a router rejects; the next turn returns it."""
-        self.state.end(request, FinishReason.REJECTED, now, why)
+    def refuse(self, request: Request, reason: FinishReason, now: float, why: str = "") -> None:
+        """Ends a request that does not arrive here: a router has rejected it, or its client has left. The next turn returns it."""
+        self.state.end(request, reason, now, why)
         self._end(request, known=False)
         self.poke(now)
 

@@ -24,7 +24,7 @@ from cbatch.engine import Engine
 from cbatch.errors import PolicyError, StallError, WorkloadError
 from cbatch.host import drive
 from cbatch.record import RunRecord
-from cbatch.request import Request, spec_of
+from cbatch.request import FinishReason, Request, spec_of
 
 
 class Cluster:
@@ -163,7 +163,7 @@ class Cluster:
         route = self.route(request, now)
         replica = route.prefill
         if why := self._rejected.pop(request.id, ""):
-            self.engines[replica].reject(request, why, now)
+            self.engines[replica].refuse(request, FinishReason.REJECTED, now, why)
             self._schedule(replica)
             return
         if self.transfers is not None and (route.decode != replica or route.copy is not None):

@@ -4,7 +4,7 @@ pull    arrival -> prefill -> held there | the decoder has room: blocks reserved
 push    arrival | the decoder has room: blocks reserved -> prefill, sent layer by layer -> rest of the transfer -> waits -> decode
 
 The router chooses both replicas: the second when the prompt has been computed, or at the arrival with `push`. Events of one time happen in
-the order of transfers that end, prefills that end, arrivals, turns; among equal ones the lower replica, then the lower id, comes first.
+the order of transfers that end, prefills that end, clients that leave, arrivals, turns; among equal ones the lower replica, then the lower id, comes first.
 """
 
 from bisect import bisect_left
@@ -20,9 +20,9 @@ from cbatch.cluster.routers import Route
 from cbatch.engine import Engine
 from cbatch.moves import Loading, Moved
 from cbatch.record import Transfer
-from cbatch.request import Request
+from cbatch.request import FinishReason, Request, leaves_at
 
-_LINK, _PREFILL = range(2)
+_LINK, _PREFILL, _LEFT = range(3)
 """Kinds of events, in the order in which those of one time happen."""
 
 
@@ -71,7 +71,7 @@ class Transfers:
         self._under_way: dict[int, Transfer] = {}
         self._moved: dict[int, tuple[int, Moved]] = {}  # by id, with the replica that holds it
         self._copies: dict[int, int] = {}  # `Route.copy` by id
-        # a heap: when, kind; then receiver and sender of a link, or the prefiller, id and request. Some of links are out of date
+        # a heap: when, kind; then receiver and sender of a link, or the prefiller, id and request. Some are out of date
         self._events: list[tuple[float, int, int, int, Request | None]] = []
         for replica, engine in enumerate(engines):
             engine.state.hands_over = partial(self._hands_over, replica)
@@ -89,6 +89,8 @@ class Transfers:
             self._route[request.id] = prefiller, decoder
         if decoder not in (-1, prefiller) and self._moves.push:
             self._engines[decoder].inbox.wanted.append(request)
+            if (at := leaves_at(request)) < inf:  # no engine has the request until its blocks are kept
+                heappush(self._events, (at, _LEFT, prefiller, request.id, request))
             self._poke(decoder, now)
         else:
             self._begin(request, prefiller, now)
@@ -111,13 +113,25 @@ class Transfers:
     def advance(self, now: float) -> None:
         """Carries out the events due by `now`."""
         while self._events and self._events[0][0] <= now:
-            at, _, replica, other, request = self._events[0]
-            if request is not None:
-                heappop(self._events)
-                self._hand_over(request, replica, at)
-                self._drop_outdated()
-            else:
+            at, kind, replica, other, request = self._events[0]
+            if request is None:
                 self._advance_link((other, replica), at)
+                continue
+            heappop(self._events)
+            if kind == _PREFILL:
+                self._hand_over(request, replica, at)
+            else:
+                self._leave_early(request, replica, at)
+            self._drop_outdated()
+
+    def _leave_early(self, request: Request, prefiller: int, now: float) -> None:
+        """Ends a request whose client has left, if no blocks have been reserved for it yet."""
+        _, decoder = self._route.get(request.id, (-1, -1))
+        if request in self._engines[decoder].inbox.wanted:
+            self._engines[decoder].inbox.forget(request)
+            self._engines[prefiller].refuse(request, FinishReason.CANCELLED, now)
+            self._poke(decoder, now)
+            self._schedule(prefiller)
 
     def _advance_link(self, ends: tuple[int, int], now: float) -> None:
         """Advances the link between a sender and a receiver."""

@@ -149,3 +149,14 @@ def test_a_lease_ends_such_a_wait() -> None:
 def test_a_router_that_accepts_nothing_is_named() -> None:
     with pytest.raises(StallError, match=r"replica 1 never has room .* or let the router accept it"):
         serve([replica(), replica()], [Request(0, 8, 4)], Moves(1, FREE), router=DistServe(threshold=0))
+
+
+def test_a_client_leaves_before_a_decoder_has_room() -> None:
+    """Pushed: A holds the decoder's blocks until 24 s. B's client leaves at 5.5 s, so that C, which fits beside A, is not kept waiting."""
+    sizes = [(40, 24, None), (40, 2, 5.0), (4, 2, None)]
+    requests = [Request(id_, n, new, arrival_time=id_ / 2, timeout=left) for id_, (n, new, left) in enumerate(sizes)]
+    cluster = serve([replica(), replica(num_blocks=72)], requests, Moves(1, FREE, push=True))
+    assert [request.finish_reason for request in requests[1:]] == [FinishReason.CANCELLED, FinishReason.LENGTH]
+    assert [request.finished_at for request in requests[:2]] == [24.0, 5.5]
+    assert requests[2].finished_at is not None and requests[2].finished_at < 10
+    assert unfinished(cluster) == [0, 0]
