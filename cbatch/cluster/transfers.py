@@ -7,7 +7,6 @@ The router chooses both replicas: the second when the prompt has been computed, 
 the order of transfers that end, prefills that end, clients that leave, arrivals, turns; among equal ones the lower replica, then the lower id, comes first.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 from cbatch.cluster.links import Link
 from cbatch.cluster.routers import Route
 from cbatch.engine import Engine
+from cbatch.executor import Step
 from cbatch.moves import Loading, Moved
 from cbatch.record import Transfer
 from cbatch.request import FinishReason, Request, leaves_at
@@ -71,6 +71,7 @@ class Transfers:
         self._under_way: dict[int, Transfer] = {}
         self._moved: dict[int, tuple[int, Moved]] = {}  # by id, with the replica that holds it
         self._copies: dict[int, int] = {}  # `Route.copy` by id
+        self._began: dict[int, float] = {}  # by id: when the prefill did, where layers are sent as computed
         # a heap: when, kind; then receiver and sender of a link, or the prefiller, id and request. Some are out of date
         self._events: list[tuple[float, int, int, int, Request | None]] = []
         for replica, engine in enumerate(engines):
@@ -79,6 +80,8 @@ class Transfers:
             engine.inbox.read = partial(self._read, replica)
             engine.inbox.drop = partial(self._drop, replica)
             engine.inbox.on_kept = self._on_kept
+            if moves.push and moves.layers > 1:
+                engine.on_absorbed = partial(self._note_begin, replica)
 
     def send(self, request: Request, route: Route, now: float) -> None:
         """Takes a request that arrives. A decoder of -1 is chosen once the prompt has been computed."""
@@ -157,6 +160,7 @@ class Transfers:
     def ended(self, request: Request, replica: int) -> int | None:
         """Forgets a request that has ended in a replica; returns its decoder if it never got there."""
         prefiller, decoder = self._route.pop(request.id, (-1, -1))
+        self._began.pop(request.id, None)
         if request.id not in self._under_way:
             self._moved.pop(request.id, None)
         if replica != prefiller or decoder < 0:
@@ -199,9 +203,9 @@ class Transfers:
         self._advance_link((sender, receiver), now)
         num_bytes, latency = number * self._moves.block_bytes, link_seconds.at(0)
         work, hidden = max(link_seconds.at(num_bytes) - latency, 0.0) if number else 0.0, 0.0
-        if self._moves.push and self._moves.layers > 1 and loading.request.num_moves:
-            began, share = self._prefill_began(sender, loading.request), 1 - 1 / self._moves.layers
-            hidden = link.hide(moved.at - (moved.at - began) * share, moved.at, work * share)
+        if id_ in self._began:
+            share = 1 - 1 / self._moves.layers
+            hidden = link.hide(moved.at - (moved.at - self._began[id_]) * share, moved.at, work * share)
         tokens = number * self._engines[receiver].state.pool.block_size
         share_hidden = hidden / work if work else 0.0
         if number and self._moves.delay is not None:
@@ -232,8 +236,10 @@ class Transfers:
         self._engines[replica].poke(now)
         self._schedule(replica)
 
-    def _prefill_began(self, replica: int, request: Request) -> float:
-        """Returns when the first iteration with tokens of the request began."""
-        steps = self._engines[replica].record.steps
-        place = bisect_left(steps, request.admitted_at or 0.0, key=lambda step: step.planned_at)
-        return steps[min(place, len(steps) - 1)].started
+    def _note_begin(self, replica: int, step: Step) -> None:
+        """Notes when the first iteration began that computed tokens of a request for another replica."""
+        if step.num_batch_tokens > step.num_decode_tokens:
+            started = self._engines[replica].record.steps[-1].started
+            for request in step.requests:
+                if self._hands_over(replica, request):
+                    self._began.setdefault(request.id, started)
