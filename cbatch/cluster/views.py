@@ -100,6 +100,11 @@ class ReplicaView:
         return self._longest - computed + report.lag * len(report.ids)
 
     @property
+    def kv_committed(self) -> float:
+        """Share of the KV cache that the unfinished requests take at their longest lengths, if they share nothing; may exceed 1."""
+        return self._longest / (self.num_blocks * self.block_size)
+
+    @property
     def num_running(self) -> int:
         """Unfinished requests that hold KV blocks."""
         return len(self._report.ids)
@@ -137,8 +142,7 @@ class ReplicaView:
 
     def fits(self, request: Request) -> bool:
         """Whether the replica can serve the request at all."""
-        longest = request.num_prompt_tokens + 1 if self.role is Role.PREFILL else request.max_tokens
-        return longest <= self.max_tokens
+        return self._longest_of(request) <= self.max_tokens
 
     def block_hashes(self, request: Request) -> Sequence[BlockHash]:
         """Returns the hashes of the full blocks of an arriving request's prompt. Equal prefixes have equal hashes."""
@@ -212,8 +216,11 @@ class ReplicaView:
         self.at, self.num_free = self._report.at, self._report.num_free
         return ended
 
+    def _longest_of(self, request: Request) -> int:
+        return request.num_prompt_tokens + 1 if self.role is Role.PREFILL else request.max_tokens
+
     def _add(self, request: Request, sign: int) -> None:
-        self._longest += sign * request.max_tokens
+        self._longest += sign * self._longest_of(request)
         if (shared := self._shared) is not None:
             for block_hash in _hashes_of(request, self.block_size):
                 shared[block_hash] += sign

@@ -1,7 +1,7 @@
 """Splitwise's two pools and a mixed one (Patel et al., ISCA 2024; its simulator at 8f99e7dc). Both replicas are chosen at the arrival.
 
 Prompt: the fewest pending prompt tokens in the prompt pool, refused if its queue is not empty and pending + prompt exceed `most`; then the same among
-mixed replicas. Token: the least KV cache in use in the token pool, refused if the request's longest length does not fit; then mixed. Else a
+mixed replicas. Token: the least KV cache in the token pool, by the longest lengths of its requests, refused if the request's longest length does not fit; then mixed. Else a
 replica of the other pool becomes mixed until it is idle; else one replica does both. The token replica is chosen before the prompt replica is marked.
 Ties: the first replica. Replicas have role=both: the pools are the first `prompts` of them, and the others. A mixed iteration costs what the
 cost model says, not the simulator's 1.1 times.
@@ -31,7 +31,7 @@ class Splitwise:
             prefill = min(tokens, key=lambda index: view[index].prompt_tokens_left)
             self._mixed.append(prefill)
         if decode is None and (left := [index for index in prompts if index not in self._mixed]):
-            decode = min(left, key=lambda index: view[index].kv_use)
+            decode = min(left, key=lambda index: view[index].kv_committed)
             self._mixed.append(decode)
         if prefill is None:
             prefill = decode if decode is not None else view.fitting(request)[0]
@@ -47,6 +47,10 @@ class Splitwise:
     def _for_tokens(self, request: Request, view: ClusterView, pool: list[int]) -> int | None:
         if not pool:
             return None
-        least = min(pool, key=lambda index: view[index].kv_use)
+        least = min(pool, key=lambda index: view[index].kv_committed)
         replica = view[least]
-        return None if replica.kv_use + request.max_tokens / (replica.num_blocks * replica.block_size) >= 1 else least
+        return (
+            None
+            if replica.kv_committed + request.max_tokens / (replica.num_blocks * replica.block_size) >= 1
+            else least
+        )

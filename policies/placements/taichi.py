@@ -1,7 +1,7 @@
 """TaiChi's hybrid (arXiv 2508.01989), as far as it could be read: all replicas do both, some with large chunks, the others with small ones.
 
 The prompt goes to the replica with the fewest prompt tokens left among those that are predicted to meet the objective of the TTFT, or to a random one. The
-output begins on the replica of the small-chunk pool with the least KV cache in use. Ties: the first replica. Not built: the moves of the longest outputs
+output begins on the replica of the small-chunk pool with the least KV cache, by the longest lengths of its requests. Ties: the first replica. Not built: the moves of the longest outputs
 above 95% of memory, and back above 0.96 of the TPOT's objective.
 
 Give the replicas pools of role=both whose policies differ in their chunks; the first `large` replicas are the ones with large chunks.
@@ -32,4 +32,4 @@ class TaiChi:
         else:
             prefill = self._random.choice(able)
         small = [index for index in able if index >= self.large] or able
-        return Route(prefill, min(small, key=lambda index: view[index].kv_use))
+        return Route(prefill, min(small, key=lambda index: view[index].kv_committed))

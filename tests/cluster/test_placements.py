@@ -117,7 +117,7 @@ def test_splitwise_mixes_a_token_machine() -> None:
     """Golden C2: p0 9,000 pending, p1 7,000; t0 0.5 of memory, t1 0.3. The second prompt makes p1 exceed 8,192."""
     pools = [
         *(replica(prompt_tokens_left=left, num_unfinished=1, num_blocks=10_000) for left in (9000, 7000)),
-        *(replica(kv_use=use, num_unfinished=1, num_blocks=10_000) for use in (0.5, 0.3)),
+        *(replica(kv_committed=use, num_unfinished=1, num_blocks=10_000) for use in (0.5, 0.3)),
     ]
     placement: Any = Splitwise(prompts=2)
     view: Any = Shown(pools)
@@ -176,10 +176,20 @@ def test_mooncake_rejects_by_the_decoders_at_the_prefills_end(seconds: float, ro
 
 def test_taichi_prefills_where_the_objective_holds() -> None:
     """Two replicas are predicted to meet 20 s: the one with fewer prompt tokens left prefills. The output goes to small chunks."""
-    pools = [replica(left=[(1, 11)], prompt_tokens_left=11, kv_use=0.1)]
-    pools += [replica(left=[(2, left)], prompt_tokens_left=left, kv_use=use) for left, use in ((5, 0.9), (3, 0.8))]
+    pools = [replica(left=[(1, 11)], prompt_tokens_left=11, kv_committed=0.1)]
+    pools += [
+        replica(left=[(2, left)], prompt_tokens_left=left, kv_committed=use) for left, use in ((5, 0.9), (3, 0.8))
+    ]
     asked = Request(0, 10, 5, slo=SLO(ttft=20.0))
     assert TaiChi(large=1).choose(asked, Shown(pools)) == Route(2, 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("router", [Splitwise(), TaiChi()])
+def test_a_burst_is_spread_over_token_replicas(router: Any) -> None:
+    """No decode has begun when four requests come at once: what is bound for a replica counts."""
+    requests = [Request(id_, 8, 20) for id_ in range(4)]
+    cluster = serve([engine_of() for _ in range(3)], requests, Moves(1, Affine(0.0, 0.0)), [Role.BOTH] * 3, router)
+    assert sorted(cluster.replica_of.values()) == [1, 1, 2, 2]
 
 
 def test_placements_serve_a_simulated_cluster() -> None:

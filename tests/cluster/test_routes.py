@@ -91,6 +91,7 @@ class FewestBound:
 
     def choose(self, request: Request, view: ClusterView) -> Route:
         self.seen.append([each.num_unfinished for each in view])
+        self.loads = [(each.outstanding_tokens, each.kv_committed) for each in view]
         return Route(0, min(view.fitting(request, Role.DECODE), key=lambda index: view[index].num_unfinished))
 
 
@@ -106,6 +107,13 @@ def test_a_decoder_counts_what_is_bound_for_it(push: bool) -> None:
     assert router.seen == [[0, 0, 0], [1, 1, 0], [2, 1, 1], [3, 2, 1]]
     assert cluster.replica_of == {0: 1, 1: 2, 2: 0, 3: 2}
     assert unfinished(cluster) == [0, 0, 0]
+
+
+def test_a_prefiller_has_no_outputs_ahead() -> None:
+    """Of 8 prompt tokens and 20 outputs the prefiller, of 100 blocks, has 9 tokens before it, the decoder all 28."""
+    requests, router = [Request(id_, 8, 20) for id_ in range(2)], FewestBound()
+    serve([replica(), replica()], requests, Moves(1, FREE), ROLES, router)
+    assert router.loads == [(9, 0.09), (28, 0.28)]
 
 
 @pytest.mark.parametrize(

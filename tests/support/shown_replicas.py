@@ -7,7 +7,15 @@ from typing import Any
 from cbatch import Request
 from cbatch.cluster import Role
 
-COUNTERS = ("num_unfinished", "num_waiting", "num_running", "outstanding_tokens", "kv_use", "prompt_tokens_left")
+COUNTERS = (
+    "num_unfinished",
+    "num_waiting",
+    "num_running",
+    "outstanding_tokens",
+    "kv_use",
+    "kv_committed",
+    "prompt_tokens_left",
+)
 
 
 class Shown(list[Any]):
