@@ -188,6 +188,8 @@ def adopt(state: State, request: Request) -> None:
         table.tokens[row, first : first + number] = request.output
     request._table, request._row = table, row
     request._prefix = Prefix(request, state.cache.pool, table)
+    if state.hands_over(request):  # it has come for its prompt alone, after a copy of a prefix
+        table.limit[row] = first + 1
     state.wait(request)
 
 

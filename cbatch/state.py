@@ -37,7 +37,7 @@ class State(Queues):
 
     cache: the prefix cache; None: blocks end with their requests.
     ends_text: called with each token of a request with stop strings; returns whether the token completes a stop string.
-    hands_over: called at a request's first admission; returns whether another engine continues the request after its first token.
+    hands_over: called once a request has a row; returns whether another engine continues the request after its first token.
     admitted: the running requests, and those whose last token is in flight.
     leases: rows that requests have left behind: see `moves`.
     iteration: number of the next iteration. num_ended: number of absorbed iterations. num_overshoot_tokens: generated for ended requests.

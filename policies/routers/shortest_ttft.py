@@ -20,9 +20,12 @@ class ShortestTTFT:
         self.copy_above, self.token_seconds, self.moves = copy_above, token_seconds, copy_above is not None
 
     def choose(self, request: Request, view: ClusterView) -> int | Route:
+        def fewest(decoders: list[int]) -> int:
+            return min(decoders, key=lambda index: view[index].num_unfinished)
+
         able = view.fitting(request)
         if view.stage is Role.DECODE:
-            return min(able, key=lambda index: view[index].num_unfinished)
+            return fewest(able)
         cached = {index: view[index].cached_tokens(request) for index in able}
         best = max(able, key=cached.__getitem__)
 
@@ -36,4 +39,7 @@ class ShortestTTFT:
             return sent * self.token_seconds + replica.predicted_wait + replica.prefill_seconds(request, uncached)
 
         chosen = min(able, key=ttft)
-        return Route(chosen, chosen, best) if copied(chosen) else chosen
+        if not copied(chosen):
+            return chosen
+        stays = view[chosen].role is not Role.PREFILL
+        return Route(chosen, chosen if stays else fewest(view.fitting(request, Role.DECODE)), best)

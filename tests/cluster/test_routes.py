@@ -10,6 +10,7 @@ from cbatch.cluster import Cluster, ClusterView, Moves, Reject, Role, RoundRobin
 from cbatch.errors import StallError
 from cbatch.sim.roofline import Affine
 from policies.placements import DistServe
+from policies.routers import ShortestTTFT
 
 BOTH = [Role.BOTH, Role.BOTH]
 FREE = Affine(0.0, 0.0)  # seconds of a transfer
@@ -168,3 +169,14 @@ def test_a_client_leaves_before_a_decoder_has_room() -> None:
     assert [request.finished_at for request in requests[:2]] == [24.0, 5.5]
     assert requests[2].finished_at is not None and requests[2].finished_at < 10
     assert unfinished(cluster) == [0, 0]
+
+
+def test_a_prompt_with_a_copied_prefix_is_decoded_by_a_decoder() -> None:
+    """At 20.5 s a prompt waits at the first prefiller, which has the prefix: the second one gets a copy, and hands the request on."""
+    same: Any = {"prefix_hashes": (1,), "hash_block": 8}
+    requests = [Request(0, 8, 2, **same), *(Request(id_, 8, 2, arrival_time=at) for id_, at in ((1, 20.0), (2, 20.2)))]
+    requests.append(Request(3, 16, 2, arrival_time=20.5, **same))
+    roles = [Role.PREFILL, Role.PREFILL, Role.DECODE]
+    cluster = serve([replica() for _ in roles], requests, Moves(1, FREE), roles, ShortestTTFT(copy_above=1.0))
+    sent = [(transfer.sender, transfer.receiver) for transfer in cluster.record.transfers if transfer.request == 3]
+    assert sent == [(0, 1), (1, 2)] and set(cluster.replica_of.values()) == {2}

@@ -306,6 +306,9 @@ def random_run(seed: int) -> Cluster:
     ids = cluster.record.tokens()[0].tolist()
     assert all(ids.count(request.id) == request.num_output_tokens for request in requests)
     assert all(transfer.ended >= transfer.started + link.at(0) for transfer in cluster.record.transfers)
+    prefillers = [number for number, role in enumerate(roles) if role is Role.PREFILL]
+    assert all(request.num_output_tokens <= 1 for request in requests if cluster.replica_of[request.id] in prefillers)
+    assert [each.num_unfinished for each in cluster._router.look(1e6)] == [0] * len(roles)
     return cluster
 
 

@@ -32,7 +32,7 @@ def letters(request: Request) -> list[str]:
 
 def replica(block_size: int = 1, cached: int = 0, left: Iterable[tuple[int, int]] = (), **facts: Any) -> Any:
     """left: prompt tokens not computed, by request. blocks: of prompts, with this one; cost: a second per token."""
-    blocks, facts = facts.pop("blocks", 0), dict.fromkeys(COUNTERS, 0) | facts
+    blocks, facts = facts.pop("blocks", 0), dict.fromkeys(COUNTERS, 0) | {"role": Role.BOTH} | facts
     return SimpleNamespace(
         block_size=block_size,
         cached_tokens=lambda request: cached,
