@@ -43,10 +43,12 @@ class Preble:
     def _sent_to(self, request: Request, view: ClusterView) -> dict[int, int]:
         """Returns how many leading tokens of the prompt each replica was sent."""
         sent = dict.fromkeys(range(len(view)), 0)
-        for number, block_hash in enumerate(view[0].block_hashes(request), 1):
-            if not (replicas := self._replicas.get(block_hash)):
-                break
-            sent |= dict.fromkeys(replicas, number * view[0].block_size)
+        for size, replica in {each.block_size: each for each in view}.items():
+            for number, block_hash in enumerate(replica.block_hashes(request), 1):
+                replicas = [each for each in self._replicas.get(block_hash, ()) if view[each].block_size == size]
+                if not replicas:
+                    break
+                sent |= dict.fromkeys(replicas, number * size)
         return sent
 
     def _work(self, index: int, view: ClusterView) -> float:

@@ -42,11 +42,12 @@ class PrefixAware:
 
     def choose(self, request: Request, view: ClusterView) -> int:
         self._sent += (SentPrefixes() for _ in range(len(self._sent), len(view)))
-        chunks = []
-        for replica in view:
+        chunks, matched = [], dict[int, int]()  # in tokens
+        for replica, sent in zip(view, self._sent, strict=True):
             blocks = max(self.chunk // replica.block_size, 1)
             chunks.append(replica.block_hashes(request)[blocks - 1 :: blocks])
-        chosen = self._ties.largest({index: self._sent[index].match(chunks[index]) for index in view.fitting(request)})
+            matched[len(matched)] = sent.match(chunks[-1]) * blocks * replica.block_size
+        chosen = self._ties.largest({index: matched[index] for index in view.fitting(request)})
         self._sent[chosen].add(chunks[chosen])
         return chosen
 

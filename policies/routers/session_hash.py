@@ -21,6 +21,8 @@ class SessionHash:
         self._sent: deque[tuple[float, int]] = deque()  # times and replicas within the window
 
     def choose(self, request: Request, view: ClusterView) -> int:
+        while self._sent and self._sent[0][0] <= view.now - WINDOW:
+            self._sent.popleft()
         chosen = self._choose(request, view)
         self._sent.append((view.now, chosen))
         return chosen
@@ -30,7 +32,5 @@ class SessionHash:
         if request.session is not None:
             around = ring_of(len(view)).clockwise(position_of(request.session))
             return next(index for index in around if index in able)
-        while self._sent and self._sent[0][0] <= view.now - WINDOW:
-            self._sent.popleft()
         replicas = [replica for _, replica in self._sent]
         return min(able, key=replicas.count)

@@ -214,6 +214,34 @@ def test_preble_exploits_what_most_of_the_prompt_shares() -> None:
         assert router.choose(prompt(shared + letter), view) == chosen
 
 
+def pairs(text: str) -> list[str]:
+    return [text[:end] for end in range(2, len(text) + 1, 2)]
+
+
+def unlike() -> Any:
+    """Two replicas with KV blocks of one and of two letters."""
+    view = loads(0, 0)
+    view[1].block_size, view[1].block_hashes = 2, lambda request: pairs(request.extra["text"])
+    return view
+
+
+def test_preble_follows_prefixes_in_blocks_of_any_size() -> None:
+    """The first replica has more work when the second prompt comes, and less when prompts like that one follow."""
+    router, view = Preble(), unlike()
+    assert router.choose(prompt("a" * 50), view) == 0
+    assert router.choose(prompt("b" * 80), view) == 1
+    assert [router.choose(prompt(text), view) for text in ("b" * 80 + "c", "a" * 50 + "c")] == [1, 0]
+
+
+def test_production_stack_counts_chunks_in_tokens() -> None:
+    """Chunks of one letter and of two: three chunks of the first are fewer tokens than two of the second."""
+    router, view = PrefixAware(1), unlike()
+    router._sent = [SentPrefixes(), SentPrefixes()]
+    router._sent[0].add(letters(prompt("abc")))
+    router._sent[1].add(pairs("abcd"))
+    assert router.choose(prompt("abcdef"), view) == 1
+
+
 def test_the_shortest_time_to_the_first_token() -> None:
     """A second per token: 20 + 2, 1 + 8, 3 + 5. Golden B17, with copies at 0.25 and 2 s per token: the second 1.5 + 1 + 2 and 12 + 1 + 2."""
     view: Any = Shown(replica(cached=cached, left=[(1, left)]) for cached, left in ((8, 20), (2, 1), (5, 3)))
