@@ -1,7 +1,7 @@
 """As many replicas as the arrivals need: their rate over the rate that one replica sustains at its objectives, rounded up.
 
 `python -m experiments.capacity` measures that rate for one replica, and writes it to capacity.json. Replicas are taken from the pool
-with the fewest dollars per request first; ties go by name.
+with the fewest dollars per hour first; ties go by name. As many of each role: a request needs a prefiller and a decoder.
 """
 
 import json
@@ -10,7 +10,7 @@ from math import ceil
 from pathlib import Path
 
 from cbatch import ConfigError
-from cbatch.cluster import ClusterView
+from cbatch.cluster import ClusterView, Role
 from policies.autoscalers.pools import pools_of, price_of
 
 
@@ -18,7 +18,7 @@ class Arrivals:
     def __init__(self, capacity: float | str, window: float = 60.0) -> None:
         """
         Args:
-            capacity: requests per second of one replica, or the path of a capacity.json.
+            capacity: requests per second of one replica of any pool, or the path of a capacity.json.
             window: seconds over which arrivals are counted.
         """
         self.capacity, self.window = capacity, window
@@ -30,9 +30,11 @@ class Arrivals:
     def wanted(self, view: ClusterView) -> dict[str, int]:
         needed, wanted = ceil(self._arrivals(view) / self._rate), {}
         pools = pools_of(view)
-        for pool in sorted(pools, key=lambda name: (price_of(pools[name]), name)):
-            wanted[pool] = min(needed, len(pools[pool]))
-            needed -= max(wanted[pool], view.least)
+        for role in Role:
+            left, of_role = needed, [pool for pool in pools if pools[pool][0].role is role]
+            for pool in sorted(of_role, key=lambda name: (price_of(pools[name]), name)):
+                wanted[pool] = min(left, len(pools[pool]))
+                left -= max(wanted[pool], view.least)
         return wanted
 
     def _arrivals(self, view: ClusterView) -> float:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from cbatch import ConfigError
-from cbatch.cluster import ClusterView, Phase, ReplicaView
+from cbatch.cluster import ClusterView, Phase, ReplicaView, Role
 
 DEFAULT_PRICE = 10.0
 """US dollars per hour of a replica without a price, the default cost of a variant in WVA."""
@@ -61,3 +61,10 @@ class Saturation:
             raise ConfigError(f"autoscale: need {kv=}, {queue=}, {every=} above 0 and {window=} not below")
         self.kv, self.queue, self.every = kv, queue, every
         self._peaks, self._next, self._wanted = Peaks(window), every, dict[str, int]()
+
+    def sample(self, view: ClusterView) -> dict[int, tuple[float, int]]:
+        """See `Peaks`. Raises ConfigError for roles: a replica more of one does not relieve the other."""
+        if any(replica.role is not Role.BOTH for replica in view):
+            problem = f"{type(self).__name__} does not tell replicas that prefill from those that decode"
+            raise ConfigError(f"autoscale: {problem}; give arrivals(capacity=...), fixed(...) or one of yours")
+        return self._peaks.sample(view)

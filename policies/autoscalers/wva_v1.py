@@ -34,7 +34,7 @@ class WVAv1(Saturation):
         self.spare_kv, self.spare_queue = spare_kv, spare_queue
 
     def wanted(self, view: ClusterView) -> dict[str, int]:
-        signals, pools = self._peaks.sample(view), pools_of(view)
+        signals, pools = self.sample(view), pools_of(view)
         present = {pool: count(replicas, Phase.STARTING, Phase.READY) for pool, replicas in pools.items()}
         self._wanted = self._wanted or dict.fromkeys(pools, view.least)
         if view.now < self._next or present != self._wanted or len(signals) != sum(present.values()):

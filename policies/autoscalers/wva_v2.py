@@ -43,7 +43,7 @@ class WVAv2(Saturation):
         self._capacity: dict[str, float] = {}  # of a replica, by pool; kept while none is ready
 
     def wanted(self, view: ClusterView) -> dict[str, int]:
-        signals, pools = self._peaks.sample(view), pools_of(view)
+        signals, pools = self.sample(view), pools_of(view)
         self._wanted = self._wanted or dict.fromkeys(pools, view.least)
         if view.now < self._next or not signals:
             return self._wanted

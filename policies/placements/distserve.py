@@ -4,7 +4,7 @@ A decoder takes the oldest prompt if the prompts that wait there to be admitted 
 (`waiting_block_prop_threshold`). Nothing counts the growth of running requests; they preempt each other instead. Ties: the first replica.
 """
 
-from cbatch import Request
+from cbatch import ConfigError, Request
 from cbatch.cluster import ClusterView, LeastLoaded
 from cbatch.moves import Room
 
@@ -13,6 +13,8 @@ class DistServe:
     moves = True
 
     def __init__(self, threshold: float = 0.05) -> None:
+        if not threshold > 0:
+            raise ConfigError(f"router: {threshold=} must be above 0")
         self.threshold, self._least = threshold, LeastLoaded()
 
     def choose(self, request: Request, view: ClusterView) -> int:

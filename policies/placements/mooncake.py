@@ -12,7 +12,7 @@ A decode is alive at t' if its prefill ended before t' and its end lies after t'
 from collections.abc import Iterable
 from typing import Literal
 
-from cbatch import Request
+from cbatch import ConfigError, Request
 from cbatch.cluster import ClusterView, Reject, Role, Route
 
 
@@ -28,6 +28,10 @@ class Mooncake:
         ttft: float = 30.0,
     ) -> None:
         """capacity: requests that a decoder serves at once. ttft: seconds, for requests without an objective of their own."""
+        if rule not in ("current", "predicted"):
+            raise ConfigError(f"router: {rule=} must be current or predicted")
+        if not (capacity >= 1 and output_seconds > 0 and ttft > 0):
+            raise ConfigError(f"router: need {capacity=} of at least 1, {output_seconds=} and {ttft=} above 0")
         self.rule, self.capacity, self.output_seconds, self.ttft = rule, capacity, output_seconds, ttft
         self._begins: dict[int, float] = {}  # predicted ends of prefills, by id
 

@@ -5,7 +5,7 @@ prompt is computed remotely iff at least `threshold` tokens are not cached there
 tokens left. `ties`: `random`, the rule of both sources, or `first`.
 """
 
-from cbatch import Request
+from cbatch import ConfigError, Request
 from cbatch.cluster import ClusterView, Role, Route
 from policies.shared.ties import Ties
 
@@ -17,6 +17,8 @@ class RemoteAbove:
     def __init__(
         self, threshold: int = 16, prefix: float = 2.0, queue: float = 1.0, ties: str = "random", seed: int = 0
     ) -> None:
+        if min(threshold, prefix, queue) < 0:
+            raise ConfigError(f"router: {threshold=}, {prefix=} and {queue=} must not be negative")
         self.threshold, self.prefix, self.queue, self._ties = threshold, prefix, queue, Ties(ties, seed)
 
     def choose(self, request: Request, view: ClusterView) -> Route:

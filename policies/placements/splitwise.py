@@ -7,7 +7,7 @@ Ties: the first replica. Replicas have role=both: the pools are the first `promp
 cost model says, not the simulator's 1.1 times.
 """
 
-from cbatch import Request
+from cbatch import ConfigError, Request
 from cbatch.cluster import ClusterView, Route
 
 
@@ -15,10 +15,14 @@ class Splitwise:
     moves = divides = True
 
     def __init__(self, prompts: int = 1, most: int = 8192) -> None:
+        if not (prompts >= 1 and most >= 1):
+            raise ConfigError(f"router: need {prompts=} and {most=} of at least 1")
         self.prompts, self.most = prompts, most
         self._mixed: list[int] = []
 
     def choose(self, request: Request, view: ClusterView) -> Route:
+        if self.prompts >= len(view):
+            raise ConfigError(f"router: prompts={self.prompts} leaves none of {len(view)} replicas for tokens")
         self._mixed = [index for index in self._mixed if view[index].num_unfinished]
         home = [index for index in view.fitting(request) if index not in self._mixed]
         prompts, tokens = [i for i in home if i < self.prompts], [i for i in home if i >= self.prompts]

@@ -9,7 +9,7 @@ Give the replicas pools of role=both whose policies differ in their chunks; the 
 
 from random import Random
 
-from cbatch import Request
+from cbatch import ConfigError, Request
 from cbatch.cluster import ClusterView, Route
 
 
@@ -18,9 +18,13 @@ class TaiChi:
 
     def __init__(self, large: int = 1, ttft: float = 1.0, seed: int = 0) -> None:
         """ttft: seconds, for requests without an objective of their own."""
+        if not (large >= 1 and ttft > 0):
+            raise ConfigError(f"router: need {large=} of at least 1 and {ttft=} above 0")
         self.large, self.ttft, self._random = large, ttft, Random(seed)
 
     def choose(self, request: Request, view: ClusterView) -> Route:
+        if self.large >= len(view):
+            raise ConfigError(f"router: large={self.large} leaves none of {len(view)} replicas for small chunks")
         able, within = view.fitting(request), request.slo.ttft or self.ttft
 
         def predicted(index: int) -> float:

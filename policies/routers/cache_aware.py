@@ -29,6 +29,9 @@ class CacheAware:
         """max_tree_size: tokens per replica. eviction_interval: seconds."""
         if fallback not in ("load", "tree"):
             raise ConfigError(f"router: {fallback=} must be load or tree")
+        if min(threshold, balance_abs, balance_rel, max_tree_size) < 0 or not eviction_interval > 0:
+            problem = f"{threshold=}, {balance_abs=}, {balance_rel=} or {max_tree_size=} below 0"
+            raise ConfigError(f"router: {problem}, or {eviction_interval=} not above 0")
         self.threshold, self.balance_abs, self.balance_rel = threshold, balance_abs, balance_rel
         self.fallback, self.max_tree_size, self.eviction_interval = fallback, max_tree_size, eviction_interval
         self._trees: list[SentPrefixes] = []

@@ -34,6 +34,10 @@ class Dynamo:
     ) -> None:
         if rule not in ("new", "old"):
             raise ConfigError(f"router: {rule=} must be new or old")
+        if min(overlap, scale, active, falloff, temperature) < 0:
+            raise ConfigError(
+                f"router: {overlap=}, {scale=}, {active=}, {falloff=} and {temperature=} must not be negative"
+            )
         self.rule, self.overlap, self.scale, self.active, self.falloff = rule, overlap, scale, active, falloff
         self.temperature, self._ties, self._random = temperature, Ties(ties, seed), Random(seed)
         self._uncached: dict[int, int] = {}  # prompt tokens when sent, by id

@@ -4,7 +4,7 @@ Source: vllm-project/production-stack @a6c01db0, `routing_logic.py`; LoadAware: 
 Differences: lookups use the replicas' reported caches, and whole KV blocks instead of characters.
 """
 
-from cbatch import Request
+from cbatch import ConfigError, Request
 from cbatch.cluster import ClusterView
 from policies.routers.session_hash import SessionHash
 from policies.shared.sent_prefixes import SentPrefixes
@@ -18,6 +18,8 @@ class KVAware(SessionHash):
 
     def __init__(self, threshold: int = 2000) -> None:
         super().__init__()
+        if threshold < 0:
+            raise ConfigError(f"router: {threshold=} must not be negative")
         self.threshold = threshold
 
     def _choose(self, request: Request, view: ClusterView) -> int:
@@ -37,6 +39,8 @@ class PrefixAware:
     depends_on = ("prefix_cache",)
 
     def __init__(self, chunk: int = 128, ties: str = "random", seed: int = 0) -> None:
+        if not chunk >= 1:
+            raise ConfigError(f"router: {chunk=} must be at least 1")
         self.chunk, self._ties = chunk, Ties(ties, seed)
         self._sent: list[SentPrefixes] = []
 

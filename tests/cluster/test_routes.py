@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 from test_transfers import ROLES, replica, serve
 
-from cbatch import FinishReason, PolicyError, Request, WorkloadError
+from cbatch import ConfigError, FinishReason, PolicyError, Request, WorkloadError
 from cbatch.cluster import Cluster, ClusterView, Moves, Reject, Role, RoundRobin, Route
 from cbatch.errors import StallError
+from cbatch.moves import Room
 from cbatch.sim.roofline import Affine
-from policies.placements import DistServe
-from policies.routers import ShortestTTFT
+from policies.placements import DistServe, Mooncake, RemoteAbove, Splitwise, TaiChi
+from policies.routers import CacheAware, Dynamo, KVAware, PrefixAware, ShortestTTFT
 
 BOTH = [Role.BOTH, Role.BOTH]
 FREE = Affine(0.0, 0.0)  # seconds of a transfer
@@ -155,9 +156,42 @@ def test_a_lease_ends_such_a_wait() -> None:
     assert all(request.finish_reason is FinishReason.LENGTH for request in requests)
 
 
+class AcceptsNothing(RoundRobin):
+    def accepts(self, room: Room) -> bool:
+        return False
+
+
 def test_a_router_that_accepts_nothing_is_named() -> None:
     with pytest.raises(StallError, match=r"replica 1 never has room .* or let the router accept it"):
-        serve([replica(), replica()], [Request(0, 8, 4)], Moves(1, FREE), router=DistServe(threshold=0))
+        serve([replica(), replica()], [Request(0, 8, 4)], Moves(1, FREE), router=AcceptsNothing())
+
+
+@pytest.mark.parametrize(
+    ("router", "arguments"),
+    [
+        (CacheAware, {"max_tree_size": -1}),
+        (CacheAware, {"eviction_interval": 0.0}),
+        (DistServe, {"threshold": 0.0}),
+        (Dynamo, {"temperature": -1.0}),
+        (KVAware, {"threshold": -1}),
+        (Mooncake, {"rule": "predict"}),
+        (Mooncake, {"capacity": 0}),
+        (PrefixAware, {"chunk": 0}),
+        (RemoteAbove, {"threshold": -1}),
+        (Splitwise, {"prompts": 0}),
+        (TaiChi, {"large": 0}),
+    ],
+)
+def test_meaningless_arguments_are_named(router: Any, arguments: dict[str, Any]) -> None:
+    ((name, value),) = arguments.items()
+    with pytest.raises(ConfigError, match=f"router: .*{name}={value!r}"):
+        router(**arguments)
+
+
+@pytest.mark.parametrize("router", [Splitwise(prompts=2), TaiChi(large=2)])
+def test_a_placement_leaves_replicas_of_both_kinds(router: Any) -> None:
+    with pytest.raises(ConfigError, match="=2 leaves none of 2 replicas for"):
+        serve([replica(), replica()], [Request(0, 8, 4)], Moves(1, FREE), BOTH, router)
 
 
 def test_a_client_leaves_before_a_decoder_has_room() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cbatch import ConfigError, Limits
-from cbatch.cluster import Phase
+from cbatch.cluster import Phase, Role
 from policies.autoscalers import Arrivals, Fixed, WVAv1, WVAv2
 
 LIMITS = Limits(256, 8192, 4096)
@@ -17,7 +17,7 @@ LIMITS = Limits(256, 8192, 4096)
 def replica(used: int = 0, queue: int = 0, *, size: int = 100, phase: Phase = Phase.READY, **other: Any) -> Any:
     """A replica with KV blocks of one token. Prompts of 1,000 and outputs of 250 tokens have ended there."""
     ended = {"num_ended": 4, "ended_prompt_tokens": 4000, "ended_output_tokens": 1000}
-    parts = {"pool": "", "price": None, "limits": LIMITS, **ended, **other}
+    parts = {"pool": "", "price": None, "limits": LIMITS, "role": Role.BOTH, **ended, **other}
     return SimpleNamespace(phase=phase, num_blocks=size, block_size=1, num_waiting=queue, kv_use=used / size, **parts)
 
 
@@ -149,6 +149,21 @@ def test_arrivals_over_capacity_round_up(tmp_path: Path) -> None:
         ConfigError, match=r"autoscale.capacity=.*capacity.json: has no capacity \(KeyError: 'capacity'\)"
     ):
         Arrivals(str(path))
+
+
+def test_a_request_needs_a_prefiller_and_a_decoder() -> None:
+    """1 per s of each, 2.5 per s arrive: three of each, of decoders the two cheap ones first."""
+    pools = [*closed(4, pool="p", role=Role.PREFILL), *closed(4, pool="d", price=4.0, role=Role.DECODE)]
+    pools += closed(2, pool="e", price=2.0, role=Role.DECODE)
+    scaler = Arrivals(1.0)
+    scaler.wanted(view(*pools))
+    assert scaler.wanted(view(*pools, now=60.0, arrived=150)) == {"p": 3, "e": 2, "d": 1}
+
+
+@pytest.mark.parametrize("scaler", [WVAv1(), WVAv2()])
+def test_wva_refuses_roles(scaler: Any) -> None:
+    with pytest.raises(ConfigError, match=r"does not tell replicas that prefill from those that decode; give arrivals"):
+        scaler.wanted(view(*closed(2, pool="p", role=Role.PREFILL), *closed(2, pool="d", role=Role.DECODE)))
 
 
 def test_fixed_wants_a_number_or_all() -> None:
