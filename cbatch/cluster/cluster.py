@@ -221,13 +221,13 @@ class Cluster:
         if self.fleet is not None:
             self.fleet.advance(now)
         route = self._router.choose(shown, now)
-        if isinstance(route, Reject):
+        self._view.num_arrived += 1
+        if isinstance(route, Reject):  # no replica counts it; the first one reports its end
             self._rejected[request.id] = route.reason or "rejected"
-            route = Route(*self._view.fitting(shown)[:1] * 2)
+            return Route(*self._view.fitting(shown)[:1] * 2)
         prefill, decode, copy = route if isinstance(route, Route) else Route(route, route)
         self._views[prefill].send(shown)
         self.replica_of[request.id] = prefill
-        self._view.num_arrived += 1
         if not isinstance(route, Route) and self._views[prefill].role is Role.PREFILL:
             decode = -1
             if self.transfers is not None and self.transfers.push:

@@ -34,8 +34,9 @@ class Seconds(Protocol):
 class Moves:
     """How requests move between replicas.
 
-    block_bytes: of a KV block, all layers. link: seconds of a send against its bytes; the seconds of 0 bytes are its latency.
-    delay: seconds by which a send lengthens the sender's iterations, against its bytes; None: not at all.
+    block_bytes: of a KV block, all layers. gpus: of a replica, each of which sends an equal part of the bytes beside the others.
+    link: seconds of a GPU's send against its bytes; the seconds of 0 bytes are its latency.
+    delay: seconds by which such a send lengthens the sender's iterations, against its bytes; None: not at all.
     push: whether a decoder reserves blocks before the prefill begins. layers: sent as they are computed, with `push`; 1: all at the end.
     lease: seconds for which blocks are held for a decoder that has not begun to read them. fair: see `Link`.
     connect: of two executors, where tokens are real: returns a function that copies the blocks with these numbers, int32 [2, blocks], from the
@@ -48,6 +49,7 @@ class Moves:
     layers: int = 1
     lease: float = inf
     fair: bool = True
+    gpus: int = 1
     delay: Seconds | None = None
     connect: Callable[[Any, Any], Callable[[Any], int]] | None = None
 
@@ -202,7 +204,8 @@ class Transfers:
         link = self._links.setdefault((sender, receiver), Link(self._moves.fair))
         self._advance_link((sender, receiver), now)
         num_bytes, latency = number * self._moves.block_bytes, link_seconds.at(0)
-        work, hidden = max(link_seconds.at(num_bytes) - latency, 0.0) if number else 0.0, 0.0
+        of_gpu = num_bytes / self._moves.gpus
+        work, hidden = max(link_seconds.at(of_gpu) - latency, 0.0) if number else 0.0, 0.0
         if id_ in self._began:
             share = 1 - 1 / self._moves.layers
             hidden = link.hide(moved.at - (moved.at - self._began[id_]) * share, moved.at, work * share)
@@ -210,7 +213,7 @@ class Transfers:
         share_hidden = hidden / work if work else 0.0
         if number and self._moves.delay is not None:
             executor: Any = self._engines[sender].executor
-            executor.delay(self._moves.delay.at(num_bytes))
+            executor.delay(self._moves.delay.at(of_gpu))
         self._under_way[id_] = Transfer(id_, sender, receiver, tokens, num_bytes, now, inf, share_hidden)
         link.add(id_, now, latency, work - hidden)
         self._note_link((sender, receiver))

@@ -203,6 +203,8 @@ class ReplicaView:
         while posted and posted[0].at <= latest:
             self._report = report = posted.popleft()
             for id_, num_output_tokens in report.ended:
+                if id_ not in self._sent:  # the router has rejected it
+                    continue
                 request, _ = self._sent.pop(id_)
                 self.num_ended += 1
                 self.ended_prompt_tokens += request.num_prompt_tokens

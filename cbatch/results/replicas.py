@@ -90,15 +90,15 @@ def rows_of(run: Gathered, prices: Sequence[float] | None, num_replicas: int) ->
 def transfers_of(run: Gathered, window: Window) -> Figures:
     """Returns the transfers between replicas that ended in the window.
 
-    visible_seconds, hidden_share: means of the seconds after the prefill, and of the share of the bytes sent during it.
+    visible_seconds: mean of the seconds after the prefill. hidden_share: of the bytes, sent during it.
     """
     ended = [transfer for transfer in run.transfers if window.start < transfer.ended <= window.end]
     return {
         "number": len(ended),
         "tokens": sum(transfer.num_tokens for transfer in ended),
-        "bytes": sum(transfer.num_bytes for transfer in ended),
+        "bytes": (num_bytes := sum(transfer.num_bytes for transfer in ended)),
         "visible_seconds": _mean([transfer.ended - transfer.started for transfer in ended]),
-        "hidden_share": _mean([transfer.hidden for transfer in ended]),
+        "hidden_share": sum(each.hidden * each.num_bytes for each in ended) / num_bytes if num_bytes else math.nan,
     }
 
 

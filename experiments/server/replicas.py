@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
-from cbatch import RequestSpec
+from cbatch import PolicyError, RequestSpec
 from cbatch.cluster import Cluster, LiveCluster
+from cbatch.policy import name_of
 from experiments.server.clients import ClientArrivals, Inbox
 
 
@@ -15,6 +16,9 @@ def serve_replicas(cluster: Cluster, clients: Sequence[ClientArrivals], inbox: I
         while (message := inbox.get()) is not None:
             if isinstance(message, RequestSpec):
                 cluster.route(clients[0].request(message), clients[0].now())
+                if message.id not in cluster.replica_of:
+                    problem = f"router {name_of(cluster.router)} rejected a request"
+                    raise PolicyError(f"{problem}; a server's router cannot: let the policy reject it")
             id_ = message if isinstance(message, int) else message.id
             if id_ in cluster.replica_of:
                 clients[cluster.replica_of[id_]].messages.put(message)

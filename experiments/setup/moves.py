@@ -38,10 +38,10 @@ def moves_of(settings: Settings, setups: Sequence[Setup], roles: Sequence[Role])
     block_size, leaves_node = first.kv.block_size, num_gpus > backend.gpus_per_node  # type: ignore[attr-defined]
     link, delay = first.cost.link(leaves_node), first.cost.delay(leaves_node)
     spec, transfers = settings.model, backend.transfers
-    fewest_gpus = min(setup.settings.backend.gpus_per_replica for setup in setups)
-    block_bytes = spec.kv_bytes_per_token * block_size // fewest_gpus + settings.draft_kv_bytes * block_size
+    gpus = min(setup.settings.backend.gpus_per_replica for setup in setups)
+    block_bytes = (spec.kv_bytes_per_token + settings.draft_kv_bytes * gpus) * block_size
     layers = spec.num_layers if transfers.layerwise else 1
-    return Moves(block_bytes, link, transfers.push, layers, transfers.lease or inf, transfers.fair, delay)
+    return Moves(block_bytes, link, transfers.push, layers, transfers.lease or inf, transfers.fair, gpus, delay)
 
 
 def _real(backend: Real, setups: Sequence[Setup]) -> Moves:

@@ -75,6 +75,7 @@ def test_no_decoder_is_asked_for_what_is_rejected(push: bool) -> None:
     ends = [request.finish_reason for request in requests]
     assert ends == [FinishReason.LENGTH, FinishReason.REJECTED] * 2
     assert [id_ for id_, stage in router.asked if stage is Role.DECODE] == [0, 2]
+    assert cluster.replica_of == {0: 1, 2: 1} and [each.num_ended for each in cluster._router.look(1e6)] == [0, 2]
     assert unfinished(cluster) == [0, 0]
 
 

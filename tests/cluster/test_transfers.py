@@ -119,6 +119,14 @@ def test_a_link_is_shared_or_taken_in_turn(fair: bool, ends: dict[int, float]) -
     assert ended == ends
 
 
+def test_gpus_of_a_replica_send_side_by_side() -> None:
+    """8 tokens of 4 bytes from two GPUs: 0.25 s and 16 bytes of each at 16 per s."""
+    (transfer,) = serve(
+        [replica(), replica()], [Request(0, 8, 2)], Moves(4, Affine(0.25, 1 / 16), gpus=2)
+    ).record.transfers
+    assert (transfer.num_bytes, transfer.ended - transfer.started) == (32, 1.25)
+
+
 def test_random_links_are_never_faster_than_alone() -> None:
     """No transfer beats latency + work, and all together do not beat the sum of their work (A4, 25)."""
     for seed in range(50):
@@ -172,6 +180,11 @@ def test_blocks_at_the_decoder_are_not_sent() -> None:
     requests = [Request(id_, 8, 2, arrival_time=10.0 * id_, prefix_hashes=(1,), hash_block=8) for id_ in range(2)]
     transfers = serve([replica(), replica()], requests, Moves(1, Affine(0.25, 0.125))).record.transfers
     assert [transfer.num_tokens for transfer in transfers] == [8, 0]
+    gathered = Gathered()
+    gathered.transfers = [
+        transfer._replace(hidden=hidden) for transfer, hidden in zip(transfers, (0.5, 0.0), strict=True)
+    ]
+    assert transfers_of(gathered, Window(0.0, 99.0))["hidden_share"] == 0.5, "of the bytes: the second has none"
     assert transfers[1].ended - transfers[1].started == 0.25
 
 

@@ -11,7 +11,7 @@ from commands import command, summary
 from test_turns import SIMULATED, TINY, converse, spec, until_all_ended
 
 from cbatch import FinishReason
-from cbatch.cluster import ClusterView
+from cbatch.cluster import ClusterView, Reject
 from cbatch.request import Request
 from experiments.server.clients import Message, Turn
 from experiments.server.meters import Meters
@@ -26,6 +26,11 @@ class Sends:
     def choose(self, request: Request, view: ClusterView) -> int:
         assert all(replica.at <= view.now for replica in view) and request.arrival_time <= view.now
         return request.id % 2 if request.id != 7 else len(view)
+
+
+class Rejects(Sends):
+    def choose(self, request: Request, view: ClusterView) -> Any:
+        return super().choose(request, view) if request.id != 7 else Reject("full")
 
 
 def answers(turns: Sequence[Turn]) -> dict[int, list[int]]:
@@ -158,8 +163,9 @@ def test_who_leaves_and_who_stays_are_on_their_replica(tmp_path: Path) -> None:
     [
         (("policy._target_=failing_policies.Fails",), "the policy's fault"),
         (("backend.router._target_=test_server_replicas.Sends",), "router Sends, request 7: choose() returned 2"),
+        (("backend.router._target_=test_server_replicas.Rejects",), "router Rejects rejected a request; a server's"),
     ],
-    ids=["policy", "router"],
+    ids=["policy", "router", "rejects"],
 )
 def test_a_failure_ends_all_replicas_and_the_run_is_written(
     keys: tuple[str, ...], problem: str, tmp_path: Path

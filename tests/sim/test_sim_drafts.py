@@ -228,7 +228,7 @@ def test_a_draft_models_keys_and_values_are_copied_with_the_models() -> None:
         assert setup.cost.kv_bytes == model // degree + small
         settings = compose_run(*both, *drafter, pools)
         moves = moves_of(settings, assemble(settings).setups, [Role.PREFILL, Role.DECODE])
-        assert moves is not None and moves.block_bytes == 128 * (model // degree + small)
+        assert moves is not None and (moves.gpus, moves.block_bytes) == (degree, 128 * (model + degree * small))
 
 
 def test_few_long_drafts_cost_their_own_passes() -> None:
