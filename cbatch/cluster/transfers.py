@@ -109,6 +109,7 @@ class Transfers:
             moved = self._engines[sender].lend(request, self._moves.lease)
             self._moved[request.id] = sender, moved
             engine.offer(request, moved, now)
+            self._poke(sender, now)
         self._schedule(prefiller)
 
     @property
@@ -155,14 +156,23 @@ class Transfers:
             heappop(events)
 
     def expects(self, replica: int) -> bool:
-        """Whether a request is bound for a replica, or there already and unfinished; a prefiller has no part in its decoding."""
+        """Whether a request is bound for a replica, or there already and unfinished; a prefiller has no part in its decoding.
+
+        Also whether a replica is to send a copy.
+        """
         asked = (self._route[request.id][0] for engine in self._engines for request in engine.inbox.wanted)
-        return replica in asked or any(decoder == replica for _, decoder in self._route.values())
+        return (
+            replica in asked
+            or replica in self._copies.values()
+            or any(decoder == replica for _, decoder in self._route.values())
+        )
 
     def ended(self, request: Request, replica: int) -> int | None:
         """Forgets a request that has ended in a replica; returns its decoder if it never got there."""
         prefiller, decoder = self._route.pop(request.id, (-1, -1))
         self._began.pop(request.id, None)
+        if (sender := self._copies.pop(request.id, None)) is not None:
+            self._poke(sender, self._engines[replica].now())
         if request.id not in self._under_way:
             self._moved.pop(request.id, None)
         if replica != prefiller or decoder < 0:

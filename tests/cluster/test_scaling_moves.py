@@ -33,6 +33,13 @@ class Ahead:
         return Route(*(view.fitting(request, role)[-1] for role in (Role.PREFILL, Role.DECODE)))
 
 
+class AheadWithCopy(Ahead):
+    """The first ready prefiller sends what it has cached, and may have begun to drain by then."""
+
+    def choose(self, request: Request, view: ClusterView) -> Route:
+        return super().choose(request, view)._replace(copy=view.fitting(request, Role.PREFILL)[0])
+
+
 def serve(
     requests: list[Request], script: list[dict[str, int]], moves: Moves, router: Any, blocks: int = 100, **scaling: Any
 ) -> Cluster:
@@ -83,6 +90,27 @@ def test_a_prefiller_waits_for_prompts_without_room_at_the_decoder() -> None:
     assert closed(cluster, 1) == [12.0]
 
 
+class FromSecond:
+    """The second prefiller computes the first prompt; the first one computes the others, with what the second has cached."""
+
+    def choose(self, request: Request, view: ClusterView) -> Route:
+        return Route(1, 3) if request.id == 0 else Route(0, 3, 1 if request.id == 1 else None)
+
+
+@pytest.mark.parametrize(("timeout", "over"), [(None, 30.0), (9.5, 10.0)])
+def test_a_prefiller_waits_until_its_prefix_is_copied(timeout: float | None, over: float) -> None:
+    """Pushed: the decoder has room for the second prompt at 30 s, when the first request ends. The second prefiller drains from 2 s on.
+
+    If the client leaves at 10 s, nothing is copied.
+    """
+    same: Any = {"prefix_hashes": (1,), "hash_block": 20}
+    requests = [Request(0, 20, 30, **same), Request(1, 60, 2, arrival_time=0.5, timeout=timeout, **same)]
+    moves, script = Moves(1, Affine(0.0, 0.0), push=True), [{"p": 2, "d": 1}, {"p": 1, "d": 1}]
+    cluster = serve([*requests, Request(2, 1, 1, arrival_time=90.0)], script, moves, FromSecond(), 80, tick=2.0)
+    assert len(cluster.record.transfers) == (3 if timeout is None else 1)
+    assert closed(cluster, 1) == [over]
+
+
 class UntilHalf:
     """Two prefillers until half of the requests have arrived."""
 
@@ -117,7 +145,7 @@ times = st.integers(0, 20).map(lambda n: n / 4)
 @given(
     script=st.lists(counts, min_size=1, max_size=20),
     sizes=st.lists(st.tuples(times, st.integers(1, 40), st.integers(1, 20), st.booleans()), min_size=1, max_size=25),
-    router=st.sampled_from([Ahead, LeastLoaded]),
+    router=st.sampled_from([Ahead, AheadWithCopy, LeastLoaded]),
     how=st.tuples(
         st.sampled_from([0.0, 0.3]),
         st.sampled_from([0.0, 0.05, 0.5]),
