@@ -190,8 +190,7 @@ class Cluster:
         ended = self.engines[replica].turn(until)
         if self.transfers is not None:
             for request in ended:
-                if (decoder := self.transfers.ended(request, replica)) is not None:
-                    self._views[decoder].forget(request)
+                self.transfers.ended(request, replica)
         self._schedule(replica)
         if self.fleet is not None:
             self.fleet.note_idle(replica)
@@ -233,7 +232,7 @@ class Cluster:
             if self.transfers is not None and self.transfers.push:
                 decode = self._router.choose_decoder(shown, now)
         if decode not in (-1, prefill):
-            self._views[decode].send(shown, request.num_prompt_tokens)
+            self._view.bind(shown, decode)
         return Route(prefill, decode, copy)
 
     def _decoder_of(self, request: Request, decoder: int, now: float) -> int:
@@ -243,6 +242,7 @@ class Cluster:
         if decoder < 0:
             decoder = self._router.choose_decoder(shown := _shown(request), now)
             self._views[decoder].send(shown, request.num_prompt_tokens)
+        self._view.unbind(request)
         self.replica_of[request.id] = decoder
         return decoder
 

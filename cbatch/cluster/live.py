@@ -185,11 +185,9 @@ class LiveCluster(Cluster):
         for request in ended:
             self._left.discard(request.id)
             self._num_open[replica := self.replica_of[request.id]] -= 1
-            self._bind(decoder := self._decoders.pop(request.id, -1), -1)
+            self._bind(self._decoders.pop(request.id, -1), -1)
             if self.transfers is not None:
                 self.transfers.ended(request, replica)
-            if decoder >= 0:
-                self._views[decoder].forget(request)
         if self.fleet is not None:
             for replica in range(len(self.engines)):
                 self.fleet.note_idle(replica)

@@ -41,6 +41,7 @@ class PoolRouters:
         self._note(router, request)
         inside: int | Reject = call(where, router.choose, request, own)
         if isinstance(inside, Reject):
+            self._asked.pop(request.id, None)
             return inside
         if inside not in own.fitting(request):
             raise PolicyError(f"{where}: choose() returned {inside!r}; return an index of view.fitting(request)")

@@ -20,7 +20,7 @@ class Route(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """Ends a request at its arrival. Simulated clusters only."""
+    """Ends a request at its arrival, which then counts at no replica. Simulated clusters only."""
 
     reason: str
 

@@ -167,19 +167,17 @@ class Transfers:
             or any(decoder == replica for _, decoder in self._route.values())
         )
 
-    def ended(self, request: Request, replica: int) -> int | None:
-        """Forgets a request that has ended in a replica; returns its decoder if it never got there."""
+    def ended(self, request: Request, replica: int) -> None:
+        """Forgets a request that has ended in a replica."""
         prefiller, decoder = self._route.pop(request.id, (-1, -1))
         self._began.pop(request.id, None)
         if (sender := self._copies.pop(request.id, None)) is not None:
             self._poke(sender, self._engines[replica].now())
         if request.id not in self._under_way:
             self._moved.pop(request.id, None)
-        if replica != prefiller or decoder < 0:
-            return None
-        self._engines[decoder].inbox.forget(request)
-        self._poke(decoder, self._engines[replica].now())
-        return decoder
+        if replica == prefiller and decoder >= 0:
+            self._engines[decoder].inbox.forget(request)
+            self._poke(decoder, self._engines[replica].now())
 
     def settle(self) -> None:
         """Ends the transfers that are left after a run: those of requests whose clients have left."""

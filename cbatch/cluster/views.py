@@ -243,9 +243,8 @@ class ClusterView(Sequence[ReplicaView]):
         self._replicas, self._staleness, self.now = replicas, staleness, 0.0
         self.num_arrived, self.least, self.stage = 0, 1, Role.PREFILL
         self._news: list[tuple[float, int]] = []  # see `ReplicaView.news`
-        self._ready: dict[
-            Role, tuple[list[int], int]
-        ] = {}  # by stage: replicas, and the longest request that all of them can serve
+        self._bound: dict[int, int] = {}  # the decoder of each request that is to come to it, by id
+        self._ready: dict[Role, tuple[list[int], int]] = {}  # by stage, with the longest that all serve
         for index, replica in enumerate(replicas):
             replica.news, replica.index = self._news, index
 
@@ -276,6 +275,15 @@ class ClusterView(Sequence[ReplicaView]):
             return ready.copy()
         return [index for index in ready if replicas[index].fits(request)]
 
+    def bind(self, request: Request, decoder: int) -> None:
+        """Counts a request at a decoder that was chosen before the prefill. For the cluster."""
+        self._replicas[decoder].send(request, request.num_prompt_tokens)
+        self._bound[request.id] = decoder
+
+    def unbind(self, request: Request) -> None:
+        """Notes that the request is at its decoder. For the cluster."""
+        self._bound.pop(request.id, None)
+
     def update(self, now: float) -> list[Request]:
         """Reads the reports that have become known by `now`; returns the requests that have ended, in this order. For the cluster."""
         due: set[int] = set()
@@ -285,5 +293,8 @@ class ClusterView(Sequence[ReplicaView]):
         ended: list[tuple[float, int, Request]] = []
         for index in due:
             ended += self._replicas[index].read(latest)
+        for _, id_, request in ended:
+            if (decoder := self._bound.pop(id_, None)) is not None:  # it has ended at its prefiller
+                self._replicas[decoder].forget(request)
         ended.sort(key=itemgetter(0, 1))
         return [request for *_, request in ended]

@@ -6,6 +6,7 @@ import pytest
 from test_transfers import ROLES, replica, serve
 
 from cbatch import ConfigError, FinishReason, PolicyError, Request, WorkloadError
+from cbatch.arrivals import Listed
 from cbatch.cluster import Cluster, ClusterView, Moves, Reject, Role, RoundRobin, Route
 from cbatch.errors import StallError
 from cbatch.moves import Room
@@ -110,6 +111,18 @@ def test_a_decoder_counts_what_is_bound_for_it(push: bool) -> None:
     assert router.seen == [[0, 0, 0], [1, 1, 0], [2, 1, 1], [3, 2, 1]]
     assert cluster.replica_of == {0: 1, 1: 2, 2: 0, 3: 2}
     assert unfinished(cluster) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("push", [False, True])
+def test_an_end_at_the_prefiller_is_not_known_before_it_is_reported(push: bool) -> None:
+    """The first request ends with its first token at 1 s, which the router reads 1 s later: arrivals at 0.5 and 1.5 s find it at both replicas."""
+    requests = [Request(0, 8, 4, true_new_tokens=1), *(Request(id_, 8, 4, arrival_time=id_ - 0.5) for id_ in (1, 2, 3))]
+    router = FewestBound()
+    engines = [replica(), replica(num_blocks=400)]
+    cluster = Cluster(engines, router, roles=ROLES, moves=Moves(1, FREE, push), staleness=1.0)
+    cluster.attach(Listed(requests))
+    cluster.run()
+    assert router.seen == [[0, 0], [1, 1], [2, 2], [2, 2]]
 
 
 def test_a_prefiller_has_no_outputs_ahead() -> None:
