@@ -239,9 +239,9 @@ class Turns:
             self._call(self._on_step, record)
         for request in absorbed.finished:
             self._end(request)
+        self.on_absorbed(step)
         for request in absorbed.leaving:
             self.on_leave(request)
-        self.on_absorbed(step)
         if len(absorbed.receivers):
             self._stall_watch.note_progress(received_at)
         else:

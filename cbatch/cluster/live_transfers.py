@@ -1,17 +1,17 @@
-"""Moves of requests in real time. Each pair of replicas has a thread that copies blocks, in order, while both compute.
+"""Moves of requests in real time. A copy begins on the thread that learns of its blocks; a thread of each pair of replicas waits for it.
 
-    decoder's thread    blocks are reserved: `_read`                                  | the blocks are cached, the request waits
-    pair's thread                                   | copy, wait for it |
-    prefiller's thread  blocks stay, leased                              | blocks are free
+    decoder's thread    blocks are reserved, copy begins: `_read`                     | the blocks are cached, the request waits
+    pair's thread                                                | wait for the copy |
+    prefiller's thread  blocks stay, leased                                           | blocks are free
 
 With `push` the decoder reserves blocks before the prefill, and full blocks are copied after each iteration, beside the next:
 
-    decoder's thread    `_kept` |                                              | `_read`
-    pair's thread                           | copy chunk 0 |   | copy chunk 1 |        | copy the rest |
-    prefiller's thread          | chunk 0   | chunk 1          | chunk 2      | first token
+    decoder's thread    `_kept` |                                                                   | `_read`
+    pair's thread                                 | wait for chunk 0 |   | wait for chunk 1 |   | wait |
+    prefiller's thread          | chunk 0         | chunk 1              | chunk 2              | first token
 
-If layers are sent as computed, each layer writes the keys and values of its tokens to both caches. Then threads copy only what the
-prefiller has found in its prefix cache, and `_read` has nothing to wait for.
+If layers are sent as computed, each layer writes the keys and values of its tokens to both caches. Then only what the prefiller has
+found in its prefix cache is copied, and `_read` has nothing to wait for.
 """
 
 from collections import defaultdict
@@ -77,11 +77,6 @@ class _Sent:
     def missing(self, number: int) -> NDArray[np.int64]:
         """Returns which of the first blocks have to be copied."""
         return np.flatnonzero(~self.there[:number].all(1))
-
-    def copy(self, missing: NDArray[np.int64]) -> None:
-        """Counts blocks as there, whose copy begins."""
-        self.there[missing] = True
-        self.num_begun += 1
 
 
 class LiveTransfers:
@@ -149,16 +144,15 @@ class LiveTransfers:
     def settle(self) -> None:
         """Ends what is left after a run: copies for requests whose clients have left."""
         self._threads.run_posted()
-        for thread in self._of_pairs.values():
-            thread.shutdown()
+        self.close()
         self._threads.run_posted()
         for engine in self._engines:
             engine.settle()
 
     def close(self) -> None:
-        """Waits for the copy that each thread has begun, and drops the others."""
+        """Waits for the copies that have begun."""
         for thread in self._of_pairs.values():
-            thread.shutdown(cancel_futures=True)
+            thread.shutdown()
 
     # -- called by engines, in their turns ----------------------------------------------------------------------------
 
@@ -206,9 +200,8 @@ class LiveTransfers:
             if not len(missing := sent.missing(number)):
                 continue
             if (held := hold(engine.state, request, number, engine.now())) is not None:
-                sent.copy(missing)
-                blocks = held.blocks[missing], sent.blocks[missing]
-                self._in_order((replica, sent.decoder), partial(self._copy_part, replica, sent, blocks, request, held))
+                self._copy(pair := (replica, sent.decoder), sent, missing, held)
+                self._in_order(pair, partial(self._drop, request, held))
 
     def _sent_of(self, replica: int, request: Request) -> _Sent | None:
         """Returns what is sent of a request that a replica prefills for another."""
@@ -228,9 +221,16 @@ class LiveTransfers:
         missing, pair = sent.missing(len(moved.blocks)), (self._prefiller_of[id_], decoder)
         end = partial(self._end, pair, sent, loading, moved, now)
         if len(missing):
-            sent.copy(missing)
-            self._in_order(pair, partial(self._copy, pair, sent, (moved.blocks[missing], sent.blocks[missing])))
+            self._copy(pair, sent, missing, moved)
         self._in_order(pair, end) if sent.is_copying else end()
+
+    def _copy(self, pair: tuple[int, int], sent: _Sent, missing: NDArray[np.int64], moved: Moved) -> None:
+        """Begins to copy these of the sender's blocks."""
+        sent.there[missing] = True
+        sent.num_begun += 1
+        start = self._engines[pair[1]].now()
+        wait = self._copies[pair]((moved.blocks[missing], sent.blocks[missing]))
+        self._in_order(pair, partial(self._wait, pair, sent, len(missing), start, wait))
 
     def _offer(self, decoder: int, request: Request, moved: Moved) -> None:
         self._engines[decoder].offer(request, moved, 0.0)
@@ -259,10 +259,6 @@ class LiveTransfers:
         except BaseException as error:
             self._threads.tell(error)
 
-    def _copy_part(self, prefiller: int, sent: _Sent, blocks: Any, request: Request, held: Moved) -> None:
-        self._copy((prefiller, sent.decoder), sent, blocks)
-        self._drop(request, held)
-
     def _end(self, pair: tuple[int, int], sent: _Sent, loading: Loading, moved: Moved, asked_at: float) -> None:
         """Ends a transfer: all blocks are there."""
         request, decoder = loading.request, self._engines[pair[1]]
@@ -271,14 +267,13 @@ class LiveTransfers:
         num_bytes = by_layers + sum(copy[1] for copy in copies)
         late = sum(size * np.interp(moved.at, times, (1.0, 0.0)).item() for _, size, *times in copies)
         hidden = 1 - late / num_bytes if num_bytes else 0.0
-        tokens, ended = number * decoder.state.pool.block_size, copies[-1][-1] if copies else asked_at
-        self.done.append(Transfer(request.id, *pair, tokens, num_bytes, asked_at, max(ended, asked_at), hidden))
+        start, ended = copies[-1][2:] if copies else (asked_at, asked_at)
+        start, tokens = max(min(start, asked_at), moved.at), number * decoder.state.pool.block_size
+        self.done.append(Transfer(request.id, *pair, tokens, num_bytes, start, max(ended, start), hidden))
         decoder.inbox.copied.append(request.id)
         self._threads.post(pair[1], partial(decoder.poke, 0.0))
         self._drop(request, moved)
 
-    def _copy(self, pair: tuple[int, int], sent: _Sent, blocks: Any) -> None:
-        now = self._engines[pair[1]].now
-        start = now()
-        num_bytes = self._copies[pair](blocks)
-        sent.copies.append((len(blocks[0]), num_bytes, start, now()))
+    def _wait(self, pair: tuple[int, int], sent: _Sent, number: int, start: float, wait: Callable[[], int]) -> None:
+        num_bytes = wait()
+        sent.copies.append((number, num_bytes, start, self._engines[pair[1]].now()))

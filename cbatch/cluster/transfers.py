@@ -25,6 +25,9 @@ from cbatch.request import FinishReason, Request, leaves_at
 _LINK, _PREFILL, _LEFT = range(3)
 """Kinds of events, in the order in which those of one time happen."""
 
+Copier = Callable[[Any], Callable[[], int]]
+"""Begins to copy KV blocks, int32 [2, blocks], their numbers there and here; returns a function that waits for them and returns the bytes."""
+
 
 class Seconds(Protocol):
     def at(self, size: float) -> float: ...
@@ -39,8 +42,7 @@ class Moves:
     delay: seconds by which such a send lengthens the sender's iterations, against its bytes; None: not at all.
     push: whether a decoder reserves blocks before the prefill begins. layers: sent as they are computed, with `push`; 1: all at the end.
     lease: seconds for which blocks are held for a decoder that has not begun to read them. fair: see `Link`.
-    connect: of two executors, where tokens are real: returns a function that copies the blocks with these numbers, int32 [2, blocks], from the
-        first to the second, and returns the bytes once all are there. Each pair of replicas calls its own on a thread.
+    connect: of two executors, where tokens are real: from the first to the second. Any thread begins copies.
     """
 
     block_bytes: int
@@ -51,7 +53,7 @@ class Moves:
     fair: bool = True
     gpus: int = 1
     delay: Seconds | None = None
-    connect: Callable[[Any, Any], Callable[[Any], int]] | None = None
+    connect: Callable[[Any, Any], Copier] | None = None
 
 
 class Transfers:

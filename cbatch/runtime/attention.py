@@ -21,8 +21,8 @@ PLACE_BITS = 26
 class PagedCache:
     """The memory of the blocks of `cbatch.kv`: keys and values, [blocks + 1, block size, kv heads, head dim] per layer.
 
-    layers: the layers of the stage that the cache belongs to. texts: int32 [blocks + 1, block size], in the first stage the token of each key and
-    value, if iterations have drafts, which are made from them.
+    layers: the layers of the stage that the cache belongs to. both: [2, layers, ...], keys before values. texts: int32 [blocks + 1, block size],
+    in the first stage the token of each key and value, if iterations have drafts, which are made from them.
 
     receivers: caches of other executors, numbered from 1, that iterations write to as well. addresses: int64 [31 + 1, 3], for a kernel: of
     each, where keys and values begin, and the elements of a layer. sends: whether the model writes to them.
@@ -34,10 +34,10 @@ class PagedCache:
     def __init__(self, spec: ModelSpec, size: KVSize, device: torch.device, layers: Layers | None = None) -> None:
         """layers: None means all layers of the model."""
         self.layers = layers or Layers(0, spec.num_layers, spec.num_layers)
-        shape = (self.layers.size, size.num_blocks + 1, size.block_size, spec.num_kv_heads, spec.head_dim)
-        self.keys = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
-        self.values = torch.zeros_like(self.keys)
-        self.texts = torch.zeros(shape[1:3], dtype=torch.int32, device=device)
+        shape = (2, self.layers.size, size.num_blocks + 1, size.block_size, spec.num_kv_heads, spec.head_dim)
+        self.both = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
+        self.keys, self.values = self.both
+        self.texts = torch.zeros(shape[2:4], dtype=torch.int32, device=device)
         self.size = size
         self.receivers: list[PagedCache] = []
         self.addresses = torch.zeros((2 ** (31 - PLACE_BITS), 3), dtype=torch.int64, device=device)

@@ -19,10 +19,8 @@ def copy_blocks(sender: Sequence[Sequence[PagedCache]], receiver: Sequence[Seque
         for there, here in zip(*stages, strict=True):
             source, target = (torch.as_tensor(blocks).long() for blocks in pairs)
             here.texts.index_copy_(0, target, there.texts.index_select(0, source))
-            for part in ("keys", "values"):
-                layers = zip(getattr(there, part), getattr(here, part), strict=True)
-                for old, new in layers:  # [blocks + 1, ...]
-                    sent = old.index_select(0, source)
-                    new.index_copy_(0, target, sent)
-                    num_bytes += sent.numel() * sent.element_size()
+            for old, new in zip(there.both.flatten(0, 1), here.both.flatten(0, 1), strict=True):  # [blocks + 1, ...]
+                sent = old.index_select(0, source)
+                new.index_copy_(0, target, sent)
+                num_bytes += sent.nbytes
     return num_bytes

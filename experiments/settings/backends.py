@@ -11,6 +11,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from cbatch import ConfigError, Executor, KVSize, Limits, ModelSpec
+from cbatch.cluster.transfers import Copier
 from cbatch.drafts import Drafter
 from cbatch.errors import check_installed
 from cbatch.kv import blocks_for
@@ -111,8 +112,8 @@ class Real(Backend):
         return {"topology": topology, **super().facts(executors, cost, asynchronous)}
 
     @abstractmethod
-    def copies(self, sender: Any, receiver: Any) -> Callable[[Any], int]:
-        """Returns a function that copies KV blocks between two executors: see `cbatch.cluster.Moves`."""
+    def copies(self, sender: Any, receiver: Any) -> Copier:
+        """Returns a function that begins to copy KV blocks between two executors: see `cbatch.cluster.Moves`."""
 
     def _with_own(self, options: Options) -> Options:
         return replace(options, layers=self.sizes, tensor_parallel=self.tensor_parallel)
@@ -150,10 +151,10 @@ class Cpu(Real):
 
         return cpu.build(spec, limits, kv, self._with_own(options))
 
-    def copies(self, sender: Any, receiver: Any) -> Callable[[Any], int]:
+    def copies(self, sender: Any, receiver: Any) -> Copier:
         from cbatch.runtime.transfers import copy_blocks
 
-        return partial(copy_blocks, sender.caches, receiver.caches)
+        return partial(partial, copy_blocks, sender.caches, receiver.caches)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +253,7 @@ class Cuda(Real):
 
         return gpu.build(spec, limits, kv, self._with_own(options))
 
-    def copies(self, sender: Any, receiver: Any) -> Callable[[Any], int]:
+    def copies(self, sender: Any, receiver: Any) -> Copier:
         from cbatch.runtime.gpu.transfers import BlockCopies
 
         return BlockCopies(sender.caches, receiver.caches)

@@ -20,6 +20,7 @@ from cbatch import Engine, Eviction, FinishReason, KVSize, Limits, Plan, Policy,
 from cbatch.arrivals import Listed
 from cbatch.cluster import LiveCluster, Moves, ReplicaView, Role, RoundRobin, Router
 from cbatch.cluster.live_transfers import Prefilled
+from cbatch.cluster.transfers import Copier
 from cbatch.errors import PolicyError
 from cbatch.moves import Moved
 from cbatch.request import spec_of
@@ -127,7 +128,7 @@ def test_an_exception_in_one_replica_ends_all_at_once() -> None:
 
 
 def move_cluster(
-    connect: Callable[[Any, Any], Callable[[Any], int]],
+    connect: Callable[[Any, Any], Copier],
     lease: float = inf,
     push: bool = False,
     policy: Callable[[], Policy] = Orca,
@@ -141,22 +142,22 @@ def move_cluster(
     return LiveCluster([replica(policy(), LRU()) for _ in roles], RoundRobin(), roles=roles, moves=moves)
 
 
-def connected(sender: Any, receiver: Any) -> Callable[[Any], int]:
-    return partial(copy_blocks, sender.caches, receiver.caches)
+def connected(sender: Any, receiver: Any) -> Copier:
+    return partial(partial, copy_blocks, sender.caches, receiver.caches)
 
 
-def connected_late(sender: Any, receiver: Any) -> Callable[[Any], int]:
+def connected_late(sender: Any, receiver: Any) -> Copier:
     def copy(pairs: Any) -> int:
         time.sleep(0.01)
         return copy_blocks(sender.caches, receiver.caches, pairs)
 
-    return copy
+    return partial(partial, copy)
 
 
 @pytest.mark.parametrize(("push", "layers"), [(False, 1), (True, 1), (True, LLAMA.num_layers)])
 @pytest.mark.parametrize(("lease", "connect"), [(inf, connected), (inf, connected_late), (1e-9, connected)])
 def test_real_tokens_are_prefilled_here_and_decoded_there(
-    lease: float, connect: Callable[[Any, Any], Callable[[Any], int]], push: bool, layers: int
+    lease: float, connect: Callable[[Any, Any], Copier], push: bool, layers: int
 ) -> None:
     """Replicas compute while blocks are copied; with leases that end at once, decoders compute the prompts again."""
     cluster = move_cluster(connect, lease, push, lambda: SarathiServe(Fixed(9)), layers)
@@ -176,6 +177,26 @@ def test_real_tokens_are_prefilled_here_and_decoded_there(
     if layers > 1:
         assert all(share == 1 for share in hidden)
     check_empty(cluster)
+
+
+@pytest.mark.parametrize("push", [False, True])
+def test_no_thread_is_woken_between_a_replica_that_learns_of_blocks_and_their_copy(push: bool) -> None:
+    """With push that is the prefiller, before the request leaves it; else the decoder."""
+    begun, reference = list[tuple[bool, Status]](), greedy_references(LLAMA)[-1]
+
+    def connect(sender: Any, receiver: Any) -> Copier:
+        def begin(pairs: Any) -> Callable[[], int]:
+            begun.append((threading.current_thread() is cluster._replicas[1 - push].thread, request.status))
+            return partial(copy_blocks, sender.caches, receiver.caches, pairs)
+
+        return begin
+
+    moves = Moves(0, PiecewiseLinear((1.0,), (0.0,)), push, connect=connect)
+    engines, request = [replica(SarathiServe(Fixed(9)), LRU()) for _ in range(2)], reference.request(0, 4)
+    cluster = LiveCluster(engines, RoundRobin(), roles=[Role.PREFILL, Role.DECODE], moves=moves)
+    run(cluster, [request])
+    assert set(begun) == {(True, Status.RUNNING if push else Status.MOVING)}
+    assert request.output == reference.output[:4]
 
 
 @pytest.mark.parametrize(("push", "layers"), [(False, 1), (True, 1), (True, LLAMA.num_layers)])
@@ -237,12 +258,12 @@ def test_kept_blocks_stay_until_the_copies_to_them_have_ended(leaves: bool) -> N
     """Although the client leaves amid the prompt, or the prefiller's lease ends at once."""
     gate, used = threading.Event(), list[int]()
 
-    def connect(sender: Any, receiver: Any) -> Callable[[Any], int]:
+    def connect(sender: Any, receiver: Any) -> Copier:
         def copy(pairs: Any) -> int:
             assert gate.wait(LONG)
             return copy_blocks(sender.caches, receiver.caches, pairs)
 
-        return copy
+        return partial(partial, copy)
 
     policy: type[SarathiServe] = OneChunk if leaves else SarathiServe
     moves = Moves(0, PiecewiseLinear((1.0,), (0.0,)), True, lease=1e-9, connect=connect)
@@ -298,16 +319,19 @@ def test_kept_blocks_stay_until_the_iterations_that_write_to_them_have_ended() -
 def test_blocks_that_are_used_before_they_came_are_noticed() -> None:
     """What the test above would notice: a copy that is reported before it has begun."""
 
-    def connect(sender: Any, receiver: Any) -> Callable[[Any], int]:
-        return lambda pairs: 0
+    def connect(sender: Any, receiver: Any) -> Copier:
+        return lambda pairs: int
 
     with pytest.raises(RuntimeError, match="poison"):
         run(move_cluster(connect), asked(*[0.0] * 12))
 
 
-def test_an_exception_in_a_copy_ends_the_run() -> None:
-    def connect(sender: Any, receiver: Any) -> Callable[[Any], int]:
-        return lambda pairs: 1 // 0
+@pytest.mark.parametrize("copy", [lambda pairs: 1 // 0, lambda pairs: lambda: 1 // 0])
+def test_an_exception_in_a_copy_ends_the_run(copy: Copier) -> None:
+    """While it begins, or while its end is waited for."""
+
+    def connect(sender: Any, receiver: Any) -> Copier:
+        return copy
 
     with pytest.raises(ZeroDivisionError):
         run(move_cluster(connect), asked(*[0.0] * 12))

@@ -1,7 +1,6 @@
 """Replicas that come and go while requests move between them: none closes before what is bound for it is over."""
 
 import time
-from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -17,6 +16,7 @@ from tiny_models import LLAMA, greedy_references
 from cbatch import Request
 from cbatch.arrivals import Listed
 from cbatch.cluster import Cluster, ClusterView, LeastLoaded, LiveCluster, Moves, Role, Route, Scaling
+from cbatch.cluster.transfers import Copier
 from cbatch.runtime.transfers import copy_blocks
 from cbatch.sim.roofline import Affine
 from policies.evictions import LRU
@@ -122,8 +122,8 @@ class UntilHalf:
 def test_a_live_prefiller_drains_until_its_blocks_have_been_read(router: Any) -> None:
     """Copies begun at its end take 0.3 s; later prompts go to the other prefiller."""
 
-    def connect(sender: Any, receiver: Any) -> Callable[[Any], int]:
-        return lambda pairs: (time.sleep(0.3), copy_blocks(sender.caches, receiver.caches, pairs))[1]
+    def connect(sender: Any, receiver: Any) -> Copier:
+        return lambda pairs: lambda: (time.sleep(0.3), copy_blocks(sender.caches, receiver.caches, pairs))[1]
 
     moves = Moves(0, Affine(0.0, 0.0), connect=connect)
     roles, how = [Role.PREFILL] * 2 + [Role.DECODE], Scaling(UntilHalf(), tick=0.05, start_seconds=0.0, down_after=0.0)

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from apart import serve_apart
@@ -16,9 +15,10 @@ from test_gpu_tokens import AMPLE, KV, SCARCE
 from test_moves import Pair, random_moves
 
 from cbatch import FinishReason, KVSize
+from cbatch.cluster.transfers import Copier
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.gpu import build as gpu
-from cbatch.runtime.gpu.transfers import PROGRAMS, BlockCopies, enqueue_copy
+from cbatch.runtime.gpu.transfers import PROGRAMS, BlockCopies, launcher
 from cbatch.runtime.options import Options
 
 DEVICES = [pytest.param((0, 0), id="one GPU"), pytest.param((0, 1), id="two GPUs", marks=TWO_GPUS)]
@@ -35,15 +35,16 @@ def test_scattered_blocks_arrive_as_they_were(dtype: str, devices: tuple[int, in
     )
     copies = BlockCopies([[there]], [[here]])
     for number in (1, 30, 40):
-        for old, new in ((there.keys, here.keys), (there.values, here.values)):
-            old.normal_()
-            new.zero_()
+        there.both.normal_()
+        there.texts.random_()
+        for part in (here.both, here.texts):
+            part.zero_()
         for device in devices:
             torch.cuda.synchronize(device)
         source, target = torch.randperm(60)[:number], torch.randperm(41)[:number]
-        num_bytes = copies((source.numpy(), target.numpy()))
+        num_bytes = copies((source.numpy(), target.numpy()))()
         assert num_bytes == number * 16 * spec.kv_bytes_per_token
-        for old, new in ((there.keys, here.keys), (there.values, here.values)):
+        for old, new in ((there.keys, here.keys), (there.values, here.values), (there.texts[None], here.texts[None])):
             assert torch.equal(old[:, source].cpu(), new[:, target].cpu())
             new[:, target] = 0
             assert not new.any()
@@ -55,10 +56,9 @@ def test_copies_are_as_fast_as_a_plain_one(devices: tuple[int, int]) -> None:
     """Scattered blocks of an 8B model, 8,192 tokens, against the same bytes in one piece: at most 15% longer, on one GPU with more programs."""
     there, here = (PagedCache(LARGE, KVSize(96, 128), torch.device("cuda", each)) for each in devices)
     stream = BlockCopies([[there]], [[here]])._streams[0]
-    pairs = torch.stack([torch.randperm(96)[:64] for _ in range(2)]).int().to(there.keys.device)
+    pairs = torch.stack([torch.randperm(96)[:64] for _ in range(2)]).int().pin_memory()
     shape = 64 * 128 * LARGE.kv_bytes_per_token // 2
     plain = [torch.empty(shape, dtype=torch.int16, device=cache.keys.device) for cache in (there, here)]
-    programs = PROGRAMS if devices[1] else 128
 
     def seconds(copy: Callable[[], object]) -> float:
         times = []
@@ -73,7 +73,8 @@ def test_copies_are_as_fast_as_a_plain_one(devices: tuple[int, int]) -> None:
             times.append(begin.elapsed_time(end) / 1e3)
         return min(times)
 
-    scattered = seconds(lambda: enqueue_copy(there, here, pairs, programs))
+    launch = launcher(there, here, PROGRAMS if devices[1] else 128)
+    scattered = seconds(lambda: launch(pairs, 64))
     assert scattered <= seconds(lambda: plain[1].copy_(plain[0], non_blocking=True)) / 0.85
 
 
@@ -114,7 +115,7 @@ def test_random_moves_keep_tokens_and_blocks(executors: list[Any]) -> None:
 
         def copy(self, sender: Any, receiver: Any, pairs: Any) -> None:
             if len(pairs[0]):
-                ways[sender, receiver](pairs)
+                ways[sender, receiver](pairs)()
 
         def close(self) -> None:
             pass
@@ -123,11 +124,11 @@ def test_random_moves_keep_tokens_and_blocks(executors: list[Any]) -> None:
         random_moves(seed, GpuPair)
 
 
-def connect(sender: Any, receiver: Any, late: int = 0) -> Callable[[Any], int]:
+def connect(sender: Any, receiver: Any, late: int = 0) -> Copier:
     """late: cycles for which each copy waits before it begins."""
     copies = BlockCopies(sender.caches, receiver.caches)
 
-    def copy(pairs: Any) -> int:
+    def copy(pairs: Any) -> Callable[[], int]:
         with torch.cuda.stream(copies._streams[0]):
             torch.cuda._sleep(late)
         return copies(pairs)
@@ -160,20 +161,17 @@ def test_prompts_here_and_outputs_there_have_the_tokens_of_generate(executors: l
 def test_a_copy_that_nobody_waits_for_gives_wrong_tokens(executors: list[Any]) -> None:
     """So the test above would notice: the decoder is told at once, and the copy begins 50 ms late."""
 
-    late = []  # what the copies read
+    late = []  # what waits for the copies, and keeps what they read
 
-    def hasty(sender: Any, receiver: Any) -> Callable[[Any], int]:
-        [[there]], [[here]] = sender.caches, receiver.caches
-        stream = torch.cuda.Stream(there.keys.device)
-        for part in (here.keys, here.values):
-            part.zero_()
+    def hasty(sender: Any, receiver: Any) -> Copier:
+        copies = BlockCopies(sender.caches, receiver.caches)
+        receiver.caches[0][0].both.zero_()
 
-        def copy(pairs: Any) -> int:
-            numbers = torch.from_numpy(np.stack(pairs).astype(np.int32)).to(there.keys.device)
-            late.append(numbers)
-            with torch.cuda.stream(stream):
+        def copy(pairs: Any) -> Callable[[], int]:
+            with torch.cuda.stream(copies._streams[0]):
                 torch.cuda._sleep(100_000_000)
-                return enqueue_copy(there, here, numbers)
+            late.append(copies(pairs))
+            return int
 
         return copy
 

@@ -12,6 +12,7 @@ from tiny_models import LONGEST_OUTPUT, greedy_references
 
 from cbatch import FinishReason, KVSize, Limits, Request, Server
 from cbatch.cluster import LiveCluster, Moves, ReplicatedServer, Role, RoundRobin
+from cbatch.cluster.transfers import Copier
 from cbatch.model import ModelSpec
 from cbatch.request import spec_of
 from cbatch.sim.interpolation import PiecewiseLinear
@@ -30,7 +31,7 @@ def serve_apart(
     spec: ModelSpec,
     limits: Limits,
     kv: KVSize,
-    connect: Callable[[Any, Any], Callable[[Any], int]],
+    connect: Callable[[Any, Any], Copier],
     seed: int,
     timeouts: bool = True,
     layerwise: bool = False,
