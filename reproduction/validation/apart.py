@@ -33,7 +33,7 @@ from experiments.settings.command_line import check_name
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
 from experiments.setup.servers import equal_requests
-from experiments.store.provenance import write_benchmark, write_text
+from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
 from reproduction.validation.compare import speed_of
 from reproduction.validation.runs import Watched, run_of
@@ -144,7 +144,7 @@ def main(
     only: str = "",
     folder: str = RESULTS,
 ) -> None:
-    """Serves and simulates, prints and writes apart.json, after each served run too, and the table apart.md.
+    """Serves and simulates, writes apart.json, after each served run too, and prints it as a table.
 
     seconds: of arrivals in each run. only: see `asked`. measured: such a file; needs no GPU.
     """
@@ -184,8 +184,7 @@ def main(
         for row in rows:
             row[name] = figures(simulated, f"{row['keys']} traces={traces}", row["layout"])
             print(show(row, name), flush=True)
-    path = write(rows)
-    print(path, write_text(path.with_suffix(".md"), table(rows, [*speeds_of][-1])), sep="\n")
+    print(write(rows), table(rows, [*speeds_of][-1]), sep="\n")
 
 
 def table(runs: Sequence[Mapping[str, Any]], name: str) -> str:
