@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from acceptance import acceptance_length, conditional_rates, speed_up, survivals_of
 
 from cbatch import KVSize, Plan, PlanBuilder, Policy, PolicyError, Request, RunRecord, Server, View
 from cbatch.policy import name_of
@@ -14,7 +15,6 @@ from cbatch.sim import SimExecutor
 from cbatch.sim.drafter import SurvivalsDrafter
 from experiments.check.scenario import EVEN_COST, Arrival, Scenario
 from policies.drafting import DraftingRule, WithDrafts
-from policies.drafting.acceptance import acceptance_length, conditional_rates, speed_up, survivals_of
 from policies.drafting.adaptive import assign, best_budget, staircase
 from policies.drafting.ema import Ema, Slot
 from policies.drafting.goodput import best_number

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from acceptance import acceptance_length, conditional_rates, survivals_of
 from every_policy import EVERY_POLICY
 from guesses import Speculating
 
@@ -27,7 +28,6 @@ from experiments.setup.moves import moves_of
 from experiments.setup.presets import load_spec
 from policies.chunking import Fixed as FixedChunk
 from policies.drafting import Adaptive, DraftingRule, Ema, Fixed, Goodput, Table, ThroughputAware
-from policies.drafting.acceptance import acceptance_length, conditional_rates, survivals_of
 from policies.drafting.part import WithDrafts
 from policies.joint import Joint
 from policies.orca import Orca
