@@ -153,8 +153,12 @@ class Drafts:
     """
 
     most = asked = 0
-    counts = np.zeros((2, 0))
-    """See `Shares.counts`."""
+    _shares, _drafter = Shares(0), Drafter()
+
+    @property
+    def counts(self) -> NDArray[np.float64]:
+        """See `Shares.counts`."""
+        return self._shares.counts
 
     def can_have(self, request: Request) -> bool:
         """Returns whether the request decodes and its newest token can be computed, so that it can have drafts now."""
@@ -181,11 +185,11 @@ class Drafts:
         It is a product over the places up to there: of the share of the drafts that were accepted among those whose predecessors were.
         Each share is a moving mean (weight 1/8), which begins as that of all requests of the run; the latter begins as 1.
         """
-        return ()
+        return self._shares.survivals(request._row, request.id)
 
     def seconds(self, num_requests: int, k: int) -> float:
         """Returns the predicted seconds of finding `k` drafts for each of `num_requests`, but 0 of a draft model, whose passes are part of `view.cost`."""
-        return 0.0
+        return self._drafter.seconds(num_requests, k)
 
     def note(self, rows: Ints, drafts: Ints, accepted: Ints) -> None:
         """Takes in outcomes, [requests] each."""
@@ -201,8 +205,8 @@ class TableDrafts(Drafts):
         self, table: RequestTable, decoding: Collection[Request], most: int, drafter: Drafter | None = None
     ) -> None:
         """drafter: predicts the seconds of drafting; None: it takes none."""
-        self.most, self._table, self._decoding, self._drafter = most, table, decoding, drafter
-        self._shares = Shares(most)
+        self.most, self._table, self._decoding = most, table, decoding
+        self._shares, self._drafter = Shares(most), drafter or self._drafter
 
     def can_have(self, request: Request) -> bool:
         return request in self._decoding and request.num_ready > 0
@@ -219,16 +223,6 @@ class TableDrafts(Drafts):
         most = np.minimum(self._table.limit[rows] - self._table.total[rows] - ONE, self.most)
         drafts: Ints = np.where(asked, np.minimum(surplus, most), 0)
         return drafts
-
-    def survivals(self, request: Request) -> Sequence[float]:
-        return self._shares.survivals(request._row, request.id)
-
-    @property
-    def counts(self) -> NDArray[np.float64]:  # type: ignore[override]
-        return self._shares.counts
-
-    def seconds(self, num_requests: int, k: int) -> float:
-        return 0.0 if self._drafter is None else self._drafter.seconds(num_requests, k)
 
     def note(self, rows: Ints, drafts: Ints, accepted: Ints) -> None:
         self._shares.note(rows, self._table.id[rows], drafts, accepted)

@@ -39,9 +39,6 @@ class ReplayedDrafts(Drafts):
     def survivals(self, request: Request) -> Sequence[float]:
         return self._shares.survivals(self._rows.get(request.id, -1), request.id)
 
-    def seconds(self, num_requests: int, k: int) -> float:
-        return self._drafter.seconds(num_requests, k)
-
     def note_outcomes(self, outcomes: Mapping[int, tuple[int, int]]) -> None:
         """Takes in the drafts of requests, by id, and how many of them were accepted."""
         ids = np.array([*outcomes], np.int64)

@@ -7,11 +7,10 @@
 Until vLLM has received the tokens, its counters hold all drafts in flight, and so does what a policy sees.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cbatch.drafts import Drafts
 from cbatch.request import Request
@@ -52,13 +51,6 @@ class VllmDrafts(Drafts):
         length allows, but if they are rejected, the next iteration has to compute one more.
         """
         return request.max_tokens - request.num_tokens - 1 - self._asynchronous
-
-    def survivals(self, request: Request) -> Sequence[float]:
-        return self._shares.survivals(request._row, request.id)
-
-    @property
-    def counts(self) -> NDArray[np.float64]:  # type: ignore[override]
-        return self._shares.counts
 
     def launched(self, scheduled: Collection[str], drafts: Mapping[str, int], observed: bool) -> None:
         """Takes in an iteration that vLLM has scheduled.
