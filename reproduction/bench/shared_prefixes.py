@@ -31,7 +31,8 @@ from policies.orca import Orca
 from reproduction import BENCH, RESULTS
 from reproduction.bench.peers.cases import Case
 from reproduction.bench.peers.measure import graphics_card, write_checkpoint
-from reproduction.bench.peers.vllm_engine import VllmEngine
+from reproduction.bench.peers.turns import in_turn
+from reproduction.bench.peers.vllm_engine import VllmEngine, cache_of
 
 LONGEST = 8192
 NEW = 128
@@ -49,11 +50,12 @@ def main(
     block_size: Count = 16,
     kv_tokens: Count = 449_504,
     repeats: Count = 2,
+    turns: str = "",
     folder: str = RESULTS,
 ) -> None:
     """Measures, prints and writes shared-prefixes.json; for vLLM peers/vllm-shared-prefixes.json.
 
-    policies: as for `trace`. kv_tokens: those of vLLM 0.22 on an H100; vLLM itself takes what the GPU has.
+    policies: as for `trace`. kv_tokens: those of vLLM 0.22 on an H100. turns: as for `peers`; vLLM without takes what the GPU has.
     """
     spec, figures = load_spec(model), dict[str, Any]()
     about = {"model": spec.name, "batch": batch, "max_tokens": max_tokens, "figures": figures}
@@ -62,7 +64,11 @@ def main(
         if engine == "vllm":
             write_checkpoint(spec, folder_of := Path(in_use.enter_context(TemporaryDirectory())))
             case = Case("groups", model, batch, max_tokens)
-            peer = in_use.enter_context(closing(VllmEngine(folder_of, case, LONGEST, enable_prefix_caching=True)))
+            wait = in_use.enter_context(in_turn(turns))
+            caching = {"enable_prefix_caching": True, **cache_of(kv_tokens * spec.kv_bytes_per_token if turns else 0)}
+            peer = in_use.enter_context(closing(VllmEngine(folder_of, case, LONGEST, **caching)))
+            peer.serve(equal_requests(8, 300, 16, spec.vocab_size))
+            wait()
             sides: dict[str, Callable[[Turns], dict[str, float]]] = {"vllm": partial(serve_vllm, peer)}
         else:
             about |= {"block_size": block_size}

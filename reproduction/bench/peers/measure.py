@@ -3,7 +3,7 @@
     python -m reproduction.bench peers cases='trace-256;decode' path=TRACE
     python -m reproduction.bench peers engine=transformers-async cases=decode-2048
 
-vLLM runs in its own environment, which needs this project's requirements beside it; transformers in this one, on cases of equal outputs.
+vLLM and SGLang run in environments of their own, which need this project's requirements beside them; transformers in this one, on cases of equal outputs.
 """
 
 import json
@@ -24,11 +24,14 @@ from experiments.setup.presets import load_spec
 from experiments.store.provenance import provenance, slug, spread, write_json
 from reproduction import BENCH, RESULTS
 from reproduction.bench.peers.cases import CASES, UNITS, Case, requests_of, speed
-from reproduction.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine
+from reproduction.bench.peers.sglang_engine import SglangEngine
+from reproduction.bench.peers.turns import in_turn
+from reproduction.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine, cache_of
 from reproduction.selection import beginning_with
 
 WARM_UP_REQUESTS = 32
-Name = Literal["vllm", "transformers-sync", "transformers-async"]
+Name = Literal["vllm", "sglang", "transformers-sync", "transformers-async"]
+LABELS = {"vllm": "vLLM", "sglang": "SGLang"}
 
 
 class Engine(Protocol):
@@ -48,20 +51,23 @@ def main(
     path: str = "",
     repeats: Count = 3,
     attention: str = "flash_attention_4",
+    kv_tokens: int = 0,
+    turns: str = "",
     folder: str = RESULTS,
 ) -> None:
     """Measures and prints; adds each case to peers.json, under the engine and its version, when it has been measured.
 
-    cases: beginnings of names, separated by ";". path: of the trace. attention: of transformers.
+    cases: beginnings of names, separated by ";". path: of the trace. attention: of transformers. kv_tokens: of the
+    cache of vLLM or SGLang, 0 for what the card has. turns: a file that processes on the same cards name: they start together, run in turn.
     """
     os.environ.update(ENVIRONMENT)
     for name in beginning_with("cases", cases, CASES):
         case = CASES[name]
         spec, unit = load_spec(case.model), UNITS[case.work]
         requests = requests_of(case, spec, path)
-        label = "vLLM" if engine == "vllm" else "transformers"
+        label = LABELS.get(engine, "transformers")
         (hardware, driver), version = graphics_card(), metadata.version(label.lower())
-        start_seconds, seconds, settings = run(engine, attention, case, spec, requests, repeats)
+        start_seconds, seconds, settings = run(engine, attention, case, spec, requests, repeats, kv_tokens, turns)
         values = spread([speed(case, requests, taken) for taken in seconds])
         row = f"{label} {version}{case.row('async' if settings['async_scheduling'] else 'sync')}"
         print(f"{row}: {unit} {values['median']:.6g} ({values['min']:.6g} to {values['max']:.6g})", flush=True)
@@ -91,24 +97,37 @@ def store(name: str, hardware: str, found: dict[str, Any], folder: str) -> Path:
 
 
 def run(
-    name: Name, attention: str, case: Case, spec: ModelSpec, requests: Sequence[Request], repeats: int
+    name: Name,
+    attention: str,
+    case: Case,
+    spec: ModelSpec,
+    requests: Sequence[Request],
+    repeats: int,
+    kv_tokens: int = 0,
+    turns: str = "",
 ) -> tuple[float, list[float], dict[str, Any]]:
     """Starts an engine, warms it up, serves the requests; returns seconds of the start and of each run, and its settings."""
-    with TemporaryDirectory() as checkpoint:
+    with TemporaryDirectory() as checkpoint, in_turn(turns) as wait:
         write_checkpoint(spec, Path(checkpoint))
+        longest = max(request.max_tokens for request in requests)
         began = time.perf_counter()
-        engine = start(name, Path(checkpoint), case, max(request.max_tokens for request in requests), attention)
+        engine = start(name, Path(checkpoint), case, longest, attention, kv_tokens, spec)
         start_seconds = time.perf_counter() - began
         try:
             serve(engine, shortened(requests, min(case.batch, WARM_UP_REQUESTS)))
+            wait()
             return start_seconds, [serve(engine, requests) for _ in range(repeats)], engine.settings
         finally:
             engine.close()
 
 
-def start(name: Name, checkpoint: Path, case: Case, longest: int, attention: str) -> Engine:
+def start(
+    name: Name, checkpoint: Path, case: Case, longest: int, attention: str, kv_tokens: int, spec: ModelSpec
+) -> Engine:
     if name == "vllm":
-        return VllmEngine(checkpoint, case, longest)
+        return VllmEngine(checkpoint, case, longest, **cache_of(kv_tokens * spec.kv_bytes_per_token))
+    if name == "sglang":
+        return SglangEngine(checkpoint, case, longest, kv_tokens)
     # imports torch, which must not be loaded before vLLM
     from reproduction.bench.peers.transformers_engine import TransformersEngine
 

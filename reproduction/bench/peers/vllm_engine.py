@@ -26,6 +26,11 @@ ENVIRONMENT: Mapping[str, str] = {
 MEMORY_SHARE = 0.9
 
 
+def cache_of(num_bytes: int) -> dict[str, Any]:
+    """Returns the arguments of `vllm.LLM` for a KV cache of so many bytes beside other engines; none for 0."""
+    return {"kv_cache_memory_bytes": num_bytes, "gpu_memory_utilization": 0.01} if num_bytes else {}
+
+
 class VllmEngine:
     """`vllm.LLM` with random weights.
 
