@@ -79,11 +79,20 @@ def text(folder: Path) -> str:
 
 
 def comparison(folder: Path) -> str:
-    """Returns the table of what is compared in the README: cbatch, vLLM, and the ratio of their speeds."""
-    rows, engines = [], _engines(folder)
+    """Returns the table of what is compared in the README: cbatch, one version of vLLM, and the ratio of their speeds.
+
+    Raises:
+        ConfigError: the version was not measured on all of the work.
+    """
+    rows, engines, version = [], _engines(folder), TABLES["version"]
+    missing = [case for *_, case in TABLES["compared"] if f"vllm-{version}-{case}" not in engines]
+    if missing:
+        raise ConfigError(
+            f"vLLM {version}: {folder}/peers.json has no {', '.join(missing)}; measure these, or set another version in page.yaml"
+        )
     for work, unit, ours, name in TABLES["compared"]:
         file, *keys = ours.split("/")
-        figure, theirs = _load(folder / f"{file}.json")["figures"], engines[f"vllm-{TABLES['version']}-{name}"]
+        figure, theirs = _load(folder / f"{file}.json")["figures"], engines[f"vllm-{version}-{name}"]
         for key in keys:
             figure = figure[key]
         value, other = figure["median"], theirs["figures"]["value"]["median"]

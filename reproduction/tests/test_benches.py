@@ -2,8 +2,11 @@
 
 import inspect
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -11,15 +14,16 @@ import pytest
 import torch
 from places import RESULTS, ROOT
 
-from cbatch import Request
+from cbatch import ConfigError, Request
 from cbatch.model.checkpoint import Vocabulary
 from experiments.settings.command_line import keyword_arguments
 from experiments.settings.compose import compose_run
 from experiments.setup.presets import load_spec
 from reproduction.bench import __main__ as bench
 from reproduction.bench.in_vllm import drafts
-from reproduction.bench.page import BEGIN, END, comparison, text
+from reproduction.bench.page import BEGIN, END, TABLES, comparison, text
 from reproduction.bench.peers.cases import CASES, requests_of, speed
+from reproduction.bench.peers.turns import in_turn
 from reproduction.papers import __main__ as papers
 from reproduction.validation import __main__ as validation
 
@@ -87,3 +91,30 @@ def test_pages_are_those_of_the_stored_results() -> None:
     for card in ("h100", "h200"):
         assert (RESULTS / card / "README.md").read_text() == text(RESULTS / card)
     assert f"{BEGIN}\n{comparison(RESULTS / 'h100')}\n{END}" in (ROOT / "README.md").read_text()
+
+
+def test_a_version_that_was_not_measured_on_all_of_the_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TABLES, "version", "0.33.0")
+    monkeypatch.setattr(
+        "reproduction.bench.page._engines", lambda _: {"vllm-0.33.0-decode-2048": {}, "vllm-0.22.1-one": {}}
+    )
+    with pytest.raises(ConfigError, match=r"vLLM 0\.33\.0: .* has no one, pd-256, trace-128-2048, trace-256-2048;"):
+        comparison(RESULTS / "h100")
+
+
+def test_engines_of_a_card_start_together_and_run_one_after_the_other(tmp_path: Path) -> None:
+    events, begun = list[str](), Barrier(2)
+
+    def serve(seconds: float) -> None:
+        with in_turn(str(tmp_path / "turns")) as wait:
+            begun.wait()
+            time.sleep(seconds)
+            events.append("started")
+            wait()
+            events.append("begins")
+            time.sleep(0.05)
+            events.append("ends")
+
+    with ThreadPoolExecutor() as engines:
+        assert [*engines.map(serve, (0.0, 0.2))] == [None, None]
+    assert events == ["started", "started", "begins", "ends", "begins", "ends"]
