@@ -10,7 +10,6 @@ number of a token depends on its position alone, so the tokens are those without
 """
 
 from collections.abc import Collection, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,7 +75,8 @@ class NgramDrafter(Drafter):
     """Proposes what followed the earliest occurrence of the longest matching end of the tokens (prompt look-up).
 
     The end has `max_n` tokens, or, if these occur nowhere before, fewer, down to `min_n`. This is the rule of vLLM's `ngram` method.
-    `transformers` (`prompt_lookup_num_tokens`) has the same rule, but always tries ends down to a single token.
+    `transformers` (`prompt_lookup_num_tokens`) has the same rule, but always tries ends down to a single token. On a GPU a kernel follows the
+    same rule: `cbatch.runtime.fast.ngram_drafting`.
 
     Raises ConfigError unless max_drafts >= 1 and 1 <= min_n <= max_n.
     """
@@ -102,23 +102,6 @@ class NgramDrafter(Drafter):
             if begin < number:
                 return tokens[begin : begin + k]
         return tokens[:0]
-
-    def propose_each(self, texts: Any, lengths: Any, k: int) -> Any:
-        """Compares the tokens before each place with the last tokens, for all places at once; see `Drafter.propose_each`."""
-        import torch
-
-        (number, width), n = texts.shape, self.max_n
-        along = partial(torch.arange, dtype=torch.int32, device=texts.device)
-        before = torch.nn.functional.pad(texts, (n, 0), value=NO_DRAFT).unfold(1, n, 1)  # [requests, width + 1, n]
-        differs = before[:, :width] != before[along(number), lengths][:, None]
-        order = torch.arange(1, n + 1, dtype=torch.int16, device=texts.device)
-        last = (differs * order).amax(-1)  # the last token that differs, from 1 on; 0: all are equal
-        # The most equal tokens, n - last, and of these the first place.
-        merit = torch.add(n * width - along(width), last, alpha=-width) * (along(width) < lengths[:, None])
-        best = merit.amax(-1, keepdim=True)
-        places = -best % width + along(k)  # [requests, k]
-        found = (best > (self.min_n - 1) * width) & (places < lengths[:, None])
-        return texts.gather(1, places.clamp(max=width - 1).long()).masked_fill(~found, NO_DRAFT)
 
 
 class ModelDrafter(Drafter):

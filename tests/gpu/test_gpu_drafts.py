@@ -118,6 +118,12 @@ def test_a_model_drafts_for_itself_and_for_another(
         assert (executor.iteration.num_eager == 0) == (graphs == "all")
 
 
+class OnCpu(NgramDrafter):
+    def propose_each(self, texts: torch.Tensor, lengths: torch.Tensor, k: int) -> torch.Tensor:
+        proposed: torch.Tensor = super().propose_each(texts.cpu(), lengths.cpu(), k)
+        return proposed.to(texts.device)
+
+
 @pytest.mark.parametrize("drafter", [None, NgramDrafter(3, 1, 2)], ids=["guesses", "ngram"])
 def test_any_schedule_with_drafts_gives_the_same_tokens(
     drafter: NgramDrafter | None, checkpoints: Path, pytestconfig: pytest.Config
@@ -196,8 +202,8 @@ def test_the_kernel_drafts_as_the_operations_do() -> None:
         for by_kernel in (False, True):
             mine, known, drafter = copy.deepcopy(batch), texts.clone(), NgramDrafter(most, 2, 4)
             rank.guesses = torch.full((size,), 7, dtype=torch.int32, device=CUDA)
-            operations = Drafting(TextProposer(drafter, known, limits), known, limits)
-            drafting = NgramDrafting(drafter, known, limits) if by_kernel else operations
+            reference = Drafting(TextProposer(OnCpu(most, 2, 4), known, limits), known, limits)
+            drafting = NgramDrafting(drafter, known, limits) if by_kernel else reference
             inputs = drafting.begin(mine, rank, Work(Shape(0, 0, 0), Extents(0, 0, 0), sampling=False))
             text = known[mine.block_tables].flatten(1)
             last = mine.context_lens.new_zeros(len(rows)).scatter_reduce(0, heads, mine.context_lens, "amax")

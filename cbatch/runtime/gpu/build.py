@@ -72,7 +72,6 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
         need = f"model {spec.name} with a KV cache of {kv.num_tokens} tokens"
         raise CapacityError(f"{need} exceeds the GPU's memory; lower kv_tokens") from error
     synchronize(devices)  # weights, cache and slots were filled on the default streams
-    by_ngrams = getattr(type(options.drafter), "propose_each", None) is NgramDrafter.propose_each
     # Passes of a draft model cost their time in each graph, so there are graphs with fewer.
     fewer = range(limits.max_drafts if draft_models else 0)
     shapes = default_shapes(limits, kv.block_size, options.graphs, fewer)
@@ -84,7 +83,7 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
                 limits=limits,
                 drafter=options.drafter,
                 draft_models=() if stage else draft_models,
-                drafting=NgramDrafting if by_ngrams else None,
+                drafting=NgramDrafting if _by_ngrams(options.drafter) else None,
             ),
             [slot.stages[stage] for slot in slots],
             cast(CudaStream, stream).streams,
@@ -112,10 +111,17 @@ def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = O
     """Raises the ConfigError, ModelError or CapacityError that `build` would raise, before weights are loaded."""
     drafter = options.drafter
     check_models(spec, limits, kv, drafter)
-    if drafter and drafter.max_drafts and not drafter.model and type(drafter).propose_each is Drafter.propose_each:
+    alone = drafter and drafter.max_drafts and not (drafter.model or _by_ngrams(drafter))
+    if drafter and alone and type(drafter).propose_each is Drafter.propose_each:
         remedy = "define propose_each with operations of PyTorch, or give backend=cpu"
         raise ConfigError(f"drafter {type(drafter).__name__} proposes for one request at a time, on a CPU; {remedy}")
     check_memory(spec, limits, kv.num_tokens, *_parts(spec, limits, options), draft_model(drafter, spec))
+
+
+def _by_ngrams(drafter: Drafter | None) -> bool:
+    """Returns whether the drafts are those of `NgramDrafter`, and no subclass makes others."""
+    own = getattr(type(drafter), "propose", None), getattr(type(drafter), "propose_each", None)
+    return own == (NgramDrafter.propose, Drafter.propose_each)
 
 
 def kv_tokens_beside(spec: ModelSpec, limits: Limits, options: Options = Options()) -> int:

@@ -25,7 +25,7 @@ BOX_ROWS = 512
 
 
 LOOK_UP_BYTES = 40
-"""Bytes per place of a request's text, up to the longest length, while drafts are looked up: `NgramDrafter.propose_each`, with max_n=5."""
+"""Bytes per place of a request's text, up to the longest length, while drafts are looked up: a copy of the text, and nine times as much for a drafter."""
 
 
 class Needs(NamedTuple):
