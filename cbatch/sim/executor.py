@@ -79,7 +79,7 @@ class SimExecutor(Executor):
         self._advance(self._now + host.of(len(step.requests), step.found, len(shape.chunks)), _HOST)
         begins = launched = self._now
         if host.eager_seconds and shape.chunks and profile.is_eager(shape):
-            launched += host.eager_seconds
+            launched += host.eager_seconds * profile.topology.tensor_parallel
         blocks = None if step.copies is None else self._copy(step, step.copies)
         if blocks is not None:
             begins = max(begins, blocks.ended)

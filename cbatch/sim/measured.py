@@ -46,7 +46,7 @@ class HostTime:
     seconds_per_found_prompt, seconds_per_found_token: of an admitted request that finds tokens in the prefix cache: its prompt is hashed by
         block, and its tokens and blocks are entered in tables.
     seconds_per_chunk: of each other prompt, or chunk of one, in an iteration. The asynchronous loop hides this time, as the device takes longer.
-    eager_seconds: added if operations are launched one by one, without a captured graph, while the device computes.
+    eager_seconds: added for each rank if operations are launched one by one, without a captured graph, while the device computes.
     server_seconds: of each request, on its way from the server to the engine; see `Arrivals`.
     """
 

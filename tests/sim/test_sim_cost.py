@@ -147,11 +147,14 @@ def test_a_prompt_of_385_tokens_that_costs_as_much_as_512_has_127_of_padding() -
     assert (figures["batch_tokens"], figures["padding_share"]) == (512, 127 / 512)
 
 
-@pytest.mark.parametrize("launching", [0.02, 0.2])
-def test_an_iteration_without_a_graph_keeps_the_host_while_the_device_computes(launching: float) -> None:
-    """A prompt of 2,100 tokens, which fits no graph, while another request decodes, in 4 ms: its token is received late."""
-    cost = ProfileCost(load_profile("h200"), LLAMA, max_batch=4)
-    executor = SimExecutor(cost, HostTime(0.001, eager_seconds=launching))
+@pytest.mark.parametrize(("launching", "ranks"), [(0.02, 1), (0.2, 1), (0.2, 2)])
+def test_an_iteration_without_a_graph_keeps_the_host_while_the_device_computes(launching: float, ranks: int) -> None:
+    """A prompt of 2,100 tokens, which fits no graph, while another request decodes, in 4 ms: its token is received late.
+
+    One thread launches the operations of both ranks.
+    """
+    cost = ProfileCost(load_profile("h200"), LLAMA, Topology(ranks), max_batch=4)
+    executor = SimExecutor(cost, HostTime(0.001, eager_seconds=launching / ranks))
     limits = Limits(max_batch=4, max_tokens=2304, max_request_tokens=2304, tile=128)
     engine = Engine(Orca(), executor, limits, cost, num_blocks=99, block_size=64)
     engine.submit([Request(0, 64, 6), Request(1, 2100, 1, arrival_time=0.012)])
@@ -161,7 +164,7 @@ def test_an_iteration_without_a_graph_keeps_the_host_while_the_device_computes(l
     assert prompt.launched_at - prompt.planned_at == pytest.approx(0.001 + launching)
     assert decode.ended < prompt.planned_at + 0.005 and decode.received_at == prompt.launched_at
     assert prompt.started == pytest.approx(max(decode.ended, prompt.planned_at + 0.001))
-    assert (prompt.ended == prompt.launched_at) == (launching == 0.2)
+    assert (prompt.ended == prompt.launched_at) == (launching > 0.02)
     assert all(step.launched_at - step.planned_at == pytest.approx(0.001) for step in steps[:place])
 
 
