@@ -3,32 +3,42 @@
     python -m reproduction.validation energy
 
 The rows are of ML.ENERGY's benchmark, version 3 (Apache-2.0; ml-energy/leaderboard 0cd52da, public/data/models/*__lm-arena-chat.json): vLLM 0.11.1,
-1,024 chats, or 2,048 from 256 requests on, all queued; measured from the first tokens of a whole batch until the queue is empty. Lengths of outputs are drawn from its histograms. Those of prompts are in a data set that is not read here: simulated are lognormal
+1,024 chats, or 2,048 from 256 requests on, all queued. Power and tokens per second are measured from the first tokens of a whole batch until the queue is empty, gaps over the whole run, which ends with ever fewer requests
+(ml-energy/benchmark, mlenergy/benchmark/llm/benchmark.py; ml-energy/data b37408f, mlenergy_data/records/runs.py). Lengths of outputs are drawn from its histograms. Those of prompts are in a data set that is not read here: simulated are lognormal
 ones, whose two numbers were chosen by the gaps of the fitted rows. The power is fitted with prompts of 100 tokens, which changes the joules per
 operation (26% more with 25 tokens) but no predicted watt. Bytes and operations per second follow from the measured tokens per second, so that its error is of the power alone.
 
-Simulated is `h100-vllm`, measured with vLLM 0.22.1. One number more is fitted to the median gaps of the same five rows: the seconds per request of
+Simulated is `h100-vllm`, measured with vLLM 0.22.1, as far as its host has no part in it (`engine`). One number more is fitted to the median gaps of the same five rows: the seconds per request of
 an iteration that the tables lack.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
 from cbatch.results.utilisation import work_of
-from cbatch.sim import load_profile
-from cbatch.sim.profile_file import make_profile, profile_content, profile_text
+from cbatch.sim import Profile, load_profile
+from cbatch.sim.interpolation import PiecewiseLinear
+from cbatch.sim.profile_file import profile_text
 from experiments.api import simulate
 from experiments.setup.presets import load_spec
 from experiments.store.provenance import write_text
 
 PROMPT, OUTPUT = 100, 395
 PROMPT_MEAN, PROMPT_SIGMA, LONGEST_PROMPT = 200, 1.25, 7000
+LAUNCH = 0.01
+"""Most seconds of a launch without a graph: 8 requests have graphs of up to 16 tokens, so that prompts run without, and a P99 of 10.9 ms. On the profile's host it takes 31 ms."""
+
+GRAPHS = 512
+"""Tokens of vLLM's largest graph."""
+
 WIDTH = 81.88
 """Tokens of a bin of the histograms, which begin at 2 tokens and end at the limit, 4,096."""
 
@@ -69,11 +79,14 @@ ROWS = (
 FITTED = ROWS[:5]
 QWEN = (
     Row(8, 427.0, 961.7, 8.20, 8.68, 13.15),
+    Row(16, 451.3, 1744.9, 8.90, 9.84, 15.23),
     Row(32, 478.1, 2927.9, 10.57, 11.78, 17.42),
     Row(64, 514.4, 4314.7, 13.95, 16.53, 26.65),
+    Row(96, 543.8, 5254.7, 17.80, 20.22, 32.36),
     Row(128, 573.0, 5930.3, 20.70, 23.54, 40.74),
     Row(192, 600.2, 6932.1, 26.35, 30.83, 56.26),
     Row(256, 632.8, 7718.8, 31.36, 36.36, 72.22),
+    Row(384, 621.7, 8257.5, 42.68, 50.74, 89.23),
     Row(512, 615.6, 8534.6, 47.16, 63.72, 141.98),
 )
 """Rows of Qwen3-8B."""
@@ -112,23 +125,51 @@ def lengths(model: str, number: int) -> str:
     return "\n".join(["num_prefill_tokens,num_decode_tokens", *(f"{prompt},{output}" for prompt, output in rows)])
 
 
+def engine(batch: int, seconds: float) -> Profile:
+    """Returns `h100-vllm` for a server of at most this many requests, each of which adds seconds to an iteration.
+
+    vLLM captures graphs of up to twice as many tokens. Where the profile's recordings have launches of their host in an iteration (beyond `GRAPHS`), products grow as in `h100`, which has graphs
+    there; where they have no decodes alone (beyond 240), these grow as products beside prompts do.
+    """
+    profile, name = load_profile("h100-vllm"), "llama-3.1-8b"
+    tables, ours = (each.models[name].tensor_parallel[1] for each in (profile, load_profile("h100")))
+    linear, alone, graphs = tables.linear, tables.decode_only, tables.captured_graphs
+    assert linear and alone and graphs and ours.linear and ours.other and profile.host
+    known, most = [point for point in zip(*linear, strict=True) if point[0] <= GRAPHS], int(alone.linear.sizes[-1])
+    larger = [(size, ours.linear.at(size) + ours.other.at(size)) for size in ours.linear.sizes if size > GRAPHS]
+    lack = linear.at(GRAPHS) - ours.linear.at(GRAPHS) - ours.other.at(GRAPHS)
+    linear = PiecewiseLinear.through([*known, *((size, time + lack) for size, time in larger)])
+    beyond = {size: alone.linear.seconds[-1] + linear.at(size) - linear.at(most) for size in graphs.requests}
+    edges = pairwise(size for size in graphs.requests if size >= most)
+    steps = [(size, beyond[high]) for low, high in edges for size in (low + 1, high)]
+    decodes = PiecewiseLinear.through([*zip(*alone.linear, strict=True), *steps])
+    head = PiecewiseLinear((1.0, 512.0), (seconds, 512 * seconds))
+    captured = tuple(size for size in graphs.tokens if size <= 2 * batch)
+    tables = replace(
+        tables,
+        linear=linear,
+        head=head,
+        decode_only=replace(alone, linear=decodes, head=head),
+        captured_graphs=replace(graphs, tokens=captured, fewest=(0,) * len(captured)),
+    )
+    host = {loop: replace(time, eager_seconds=LAUNCH) for loop, time in profile.host.items()}
+    model = replace(profile.models[name], tensor_parallel={1: tables})
+    return replace(profile, models={name: model}, host=host)
+
+
 def simulated(batch: int, seconds: float = 0.0, model: str = "llama-3.1-8b") -> tuple[float, ...]:
-    """Returns `Row.figures` while the batch is full. seconds: of an iteration, per request, beside the tables' time."""
-    content = profile_content(load_profile("h100-vllm"))
-    tables = content["models"]["llama-3.1-8b"]["tensor_parallel"]["1"]
-    for part in (tables, tables["decode_only"]):
-        part["head"] = {"requests": [1, 512], "seconds": [seconds, 512 * seconds]}
+    """Returns `Row.figures`: gaps of all tokens, and joules while the batch is full. seconds: of an iteration, per request, beside the tables' time."""
     number = 1024 if batch < 256 else 2048
     with TemporaryDirectory() as folder:
-        path = write_text(Path(folder) / "profile.json", profile_text(make_profile(content)))
+        path = write_text(Path(folder) / "profile.json", profile_text(engine(batch, seconds)))
         table = {"path": str(write_text(Path(folder) / "lengths.csv", lengths(model, number))), "format": "lengths"}
         table |= {"_target_": "experiments.workloads.TraceLengths", "order": "file", "too_long": "error"}
         keys = {"hardware": str(path), "model": model, "batch": batch, "chunk": 8192, "max_tokens": 8192}
+        asked: dict[str, Any] = {"num_requests": number, "lengths": table, **keys}
         window = {"warmup_requests": max(batch // 16, 1), "drain_requests": batch}  # after the first prompts
-        asked = {"num_requests": number, "lengths": table, "metrics": window}
-        summary = simulate("vllm_v1", "queued", seeds=None, output=None, **asked, **keys).summary
-    gaps = summary["tbt_seconds"]
-    return *(1e3 * gaps[name] for name in ("p50", "p90", "p99")), summary["energy"]["joules_per_token"]
+        gaps = simulate("vllm_v1", "queued", seeds=None, **asked).summary["tbt_seconds"]
+        energy = simulate("vllm_v1", "queued", seeds=None, metrics=window, **asked).summary["energy"]
+    return *(1e3 * gaps[name] for name in ("p50", "p90", "p99")), energy["joules_per_token"]
 
 
 def main() -> None:
