@@ -1,11 +1,16 @@
-"""`python -m experiments.run backend=cuda`, from the command line to the folder that a run leaves."""
+"""`python -m experiments.run backend=cuda` in a process of its own, from the command line to the folder that a run leaves."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from commands import command, summary
+from commands import PATIENCE, summary
+from places import ROOT
 
 REQUESTS = ("model=tiny", "workload.num_requests=6", "workload.length=96", "workload.pd_ratio=2", "chunk=64", "batch=4")
+ROLES = ("prefix_cache=true", "backend.devices=[0,0]", "backend.pools={p: {role: prefill}, d: {role: decode}}")
 
 
 @pytest.mark.parametrize(
@@ -15,16 +20,15 @@ REQUESTS = ("model=tiny", "workload.num_requests=6", "workload.length=96", "work
         ("runtime.asynchronous=false",),
         ("drafting=fixed", "drafter=ngram"),
         ("drafting=fixed", "drafter=model", "drafter.model=tiny"),
-        (
-            "prefix_cache=true",
-            "backend.devices=[0,0]",
-            "backend.pools={p:{role:prefill},d:{role:decode}}",
-            "kv_tokens=4096",
-        ),
+        (*ROLES, "kv_tokens=4096"),
     ],
     ids=" ".join,
 )
 def test_the_command_serves_on_a_gpu(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    done = command("run", "policy=sarathi_serve", "backend=cuda", *REQUESTS, *arguments, "output=out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert summary(tmp_path / "out")["run"]["num_finished"] == 6
+    command = [sys.executable, "-m", "experiments.run", "policy=sarathi_serve", "backend=cuda", *REQUESTS, *arguments]
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    done = subprocess.run(
+        [*command, "output=out"], cwd=tmp_path, env=found, text=True, capture_output=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert summary(tmp_path / "out")["run"]["requests"] == 6
