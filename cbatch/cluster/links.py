@@ -3,9 +3,11 @@
 Times are seconds. A transfer alone takes a latency, then its `work`: what its bytes take at the link's full rate.
 """
 
+from bisect import bisect_right, insort
 from heapq import heappop, heappush
 from itertools import takewhile
 from math import inf
+from operator import itemgetter
 
 _NOTHING = 1e-12  # seconds of work that is left by rounding
 
@@ -22,8 +24,7 @@ class Link:
         self._begins: list[tuple[float, int, float]] = []
         self._left: dict[int, float] = {}  # work of the transfers that share the link
         self._at = self._free_at = 0.0
-        self._busy: list[tuple[float, float]] = []  # spans
-        self._hidden = (0.0, 0.0)  # end of the latest window, and the seconds of work in it that `hide` counted
+        self._busy: list[tuple[float, float]] = []  # spans, in order
 
     def add(self, key: int, now: float, latency: float, work: float) -> None:
         """Begins a transfer. Call `advance` up to `now` first."""
@@ -64,10 +65,12 @@ class Link:
         self._at = max(self._at, until)
 
     def hide(self, begin: float, end: float, work: float) -> float:
-        """Returns how much of a transfer's work the link has had time for in a past window, beside other transfers."""
-        spans = takewhile(lambda span: span[1] > begin, reversed(self._busy))
-        busy = sum(max(min(until, end) - max(since, begin), 0.0) for since, until in spans)
-        already = self._hidden[1] if self._hidden[0] == end else 0.0
-        hidden = min(work, max(end - begin - busy - already, 0.0))
-        self._hidden = end, already + hidden
+        """Returns how much of a transfer's work the link has had time for in a past window, and takes that time."""
+        hidden, first = 0.0, bisect_right(self._busy, begin, key=itemgetter(1))
+        spans = [*takewhile(lambda span: span[0] < end, self._busy[first:]), (end, end)]
+        for since, until in spans:
+            if (taken := min(since - begin, work - hidden)) > 0:
+                insort(self._busy, (begin, begin + taken))
+                hidden += taken
+            begin = until
         return hidden

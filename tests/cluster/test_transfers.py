@@ -127,6 +127,14 @@ def test_gpus_of_a_replica_send_side_by_side() -> None:
     assert (transfer.num_bytes, transfer.ended - transfer.started) == (32, 1.25)
 
 
+def test_what_is_hidden_takes_the_link() -> None:
+    """3 s of work in each of two overlapping prefills, from 0 to 4 s and from 1 to 5 s, a plain transfer from 1 to 2 s: 4 s of 5 are free."""
+    link = Link()
+    link.add(0, 1.0, 0.0, 1.0)
+    link.advance(5.0)
+    assert [link.hide(begin, begin + 4.0, 3.0) for begin in (0.0, 1.0, 1.0)] == [3.0, 1.0, 0.0]
+
+
 def test_random_links_are_never_faster_than_alone() -> None:
     """No transfer beats latency + work, and all together do not beat the sum of their work (A4, 25)."""
     for seed in range(50):
