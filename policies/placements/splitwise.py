@@ -24,9 +24,9 @@ class Splitwise:
         if self.prompts >= len(view):
             raise ConfigError(f"router: prompts={self.prompts} leaves none of {len(view)} replicas for tokens")
         self._mixed = [index for index in self._mixed if view[index].num_unfinished]
-        home = [index for index in view.fitting(request) if index not in self._mixed]
+        able = view.fitting(request)
+        home, mixed = [i for i in able if i not in self._mixed], [i for i in able if i in self._mixed]
         prompts, tokens = [i for i in home if i < self.prompts], [i for i in home if i >= self.prompts]
-        mixed = sorted(self._mixed)
         decode = next((i for pool in (tokens, mixed) if (i := self._for_tokens(request, view, pool)) is not None), None)
         prefill = next(
             (i for pool in (prompts, mixed) if (i := self._for_prompt(request, view, pool)) is not None), None
@@ -38,7 +38,7 @@ class Splitwise:
             decode = min(left, key=lambda index: view[index].kv_committed)
             self._mixed.append(decode)
         if prefill is None:
-            prefill = decode if decode is not None else view.fitting(request)[0]
+            prefill = decode if decode is not None else able[0]
         return Route(prefill, prefill if decode is None else decode)
 
     def _for_prompt(self, request: Request, view: ClusterView, pool: list[int]) -> int | None:

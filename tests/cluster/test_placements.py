@@ -130,6 +130,19 @@ def test_splitwise_mixes_a_token_machine() -> None:
     )
 
 
+def test_splitwise_passes_over_a_mixed_machine_that_cannot_serve() -> None:
+    """The first token machine is mixed, and too small for a request, or drains: the first prompt machine does both."""
+    pools = [replica(kv_committed=1.0, num_unfinished=1, prompt_tokens_left=9, num_blocks=100)]
+    pools += [replica(num_unfinished=1, num_blocks=100)]
+    placement = Splitwise(prompts=1, most=8)
+    placement._mixed = [1]
+    able, asked = [0, 1], Request(0, 10, 5)
+    view = staged(Shown(pools), able, able)
+    assert placement.choose(asked, view) == Route(1, 1)
+    view.stages = {Role.PREFILL: [0], Role.DECODE: [0]}
+    assert placement.choose(asked, view) == Route(0, 0)
+
+
 @pytest.mark.parametrize(
     ("threshold", "cached", "route"),
     [(16, 84, Route(0, 1)), (16, 85, Route(1, 1)), (0, 0, Route(1, 1)), (200, 0, Route(1, 1))],
