@@ -33,7 +33,7 @@ class StallWatch:
     """Counts time and empty plans since the last progress of a run."""
 
     def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+        self.patience = patience
         self._since = 0.0
         self._num_empty_plans = 0
 
@@ -50,7 +50,7 @@ class StallWatch:
 
     def check(self, now: float, view: View, where: Callable[[], str]) -> None:
         """Raises StallError if requests wait or run and the patience has ended. where: returns the start of the message."""
-        patience, idle = self._patience, now - self._since
+        patience, idle = self.patience, now - self._since
         if self._num_empty_plans > patience.empty_plans:
             stalled, setting = f"{patience.empty_plans} empty plans in a row", "empty_plans"
         elif idle > patience.seconds:

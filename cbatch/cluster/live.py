@@ -32,7 +32,7 @@ class _Replica(Posted):
     """The requests of an engine that serves on a thread of its own, which sends the ended ones, and at last None or its exception."""
 
     def __init__(self, engine: Engine, send: Callable[[Any], object]) -> None:
-        super().__init__(SimpleQueue())
+        super().__init__(SimpleQueue(), engine._stall_watch.patience.seconds)
         self._engine, self._send = engine, send
         self.thread = Thread(target=self._serve, name="replica", daemon=True)
 

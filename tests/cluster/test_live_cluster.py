@@ -21,11 +21,12 @@ from cbatch.arrivals import Listed
 from cbatch.cluster import LiveCluster, Moves, ReplicaView, Role, RoundRobin, Router
 from cbatch.cluster.live_transfers import Prefilled
 from cbatch.cluster.transfers import Copier
-from cbatch.errors import PolicyError
-from cbatch.moves import Moved
+from cbatch.errors import PolicyError, StallError
+from cbatch.moves import Moved, Room
 from cbatch.request import spec_of
 from cbatch.runtime.transfers import copy_blocks
 from cbatch.sim.interpolation import PiecewiseLinear
+from cbatch.stall import Patience
 from policies.chunking import Fixed
 from policies.evictions import LRU
 from policies.orca import Orca
@@ -40,6 +41,21 @@ LONG = 60.0
 def replica(policy: Policy, eviction: Eviction | None = None) -> Engine:
     executor = make_executor(LLAMA, LIMITS, 40, 8)
     return Server(executor, LIMITS, UnitCost(), KVSize(40, 8), prefix_cache=eviction).engine(policy)
+
+
+class AcceptsNothing(RoundRobin):
+    def accepts(self, room: Room) -> bool:
+        return False
+
+
+def test_a_decoder_that_never_has_room_ends_the_run() -> None:
+    """The patience is a second."""
+    server = partial(Server, cost=UnitCost(), kv=KVSize(40, 8), patience=Patience(1.0), prefix_cache=LRU())
+    engines = [server(make_executor(LLAMA, LIMITS, 40, 8), LIMITS).engine(Orca()) for _ in range(2)]
+    moves = Moves(0, PiecewiseLinear((1.0,), (0.0,)), connect=connected)
+    cluster = LiveCluster(engines, AcceptsNothing(), roles=[Role.PREFILL, Role.DECODE], moves=moves)
+    with pytest.raises(StallError, match="the policy plans nothing for 1 s"):
+        run(cluster, asked(*[0.0] * 4))
 
 
 def serve(policies: list[Policy], requests: list[Request], router: Router) -> LiveCluster:
