@@ -201,7 +201,9 @@ class Cluster:
             problem = (
                 f"replica {receiver} never has room for a request that it is to continue, and nothing else is left"
             )
-            remedy = "raise kv_tokens, give backend.transfers.lease=30, or let the router accept it"
+            pushed = self.transfers is not None and self.transfers.push
+            how = "leave out backend.transfers.push" if pushed else "give backend.transfers.lease=30"
+            remedy = f"raise kv_tokens, {how}, or let the router accept it"
             return StallError(f"{problem} to do: {num_unfinished} requests have not ended; {remedy}")
         stuck = next(
             (engine for engine in self.engines if engine.state.waiting or engine.state.running), self.engines[0]
