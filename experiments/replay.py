@@ -51,10 +51,14 @@ def _replay(run_folder: str, *arguments: str) -> int:
         last = len(files) - 1
         number = parse(Annotated[int, whole(0, last)], argument.partition("=")[2], "replica")
         chosen = range(number, number + 1)
-    different = False
+    different, of_replicas = False, _of_replicas(planned)
     for replica in chosen:
         where = f"{folder}, replica {replica}" if len(files) > 1 else str(folder)
-        different |= _replay_one(where, files[replica], _of_replicas(planned)[replica], folder / PROFILE)
+        backend = of_replicas[replica].backend
+        if backend.role == "decode" or getattr(backend.router, "moves", False):
+            problem = "requests come here with KV blocks of other replicas, which a replay lacks"
+            raise ReplayError(f"{where}: {problem}; replicas with role=prefill can be replayed, by replica=NUMBER")
+        different |= _replay_one(where, files[replica], of_replicas[replica], folder / PROFILE)
     if files[0].cut:
         print(f"\n{DECISIONS} is cut off, as when a run is killed: later plans are not compared")
     code = (read_summary(folder) or {"about": {}})["about"].get("code")

@@ -49,6 +49,14 @@ def test_each_replica_makes_its_plans_again(tmp_path: Path, settings: tuple[str,
     )
 
 
+def test_a_replay_refuses_replicas_that_get_blocks(tmp_path: Path) -> None:
+    roles = ("prefix_cache=true", "backend.pools={p: {role: prefill}, d: {role: decode}}")
+    run(tmp_path, "backend=sim", *OPEN, *roles, "decisions=true", "output=run")
+    assert plans(tmp_path, "replica=0")[0].startswith("run, replica 0: Sarathi makes the same ")
+    told = command("replay", "run", cwd=tmp_path).stderr
+    assert told.startswith("error: run, replica 1: requests come here with KV blocks of other replicas")
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_recorded_chats_are_served_again_as_a_list(tmp_path: Path, replicas: int) -> None:
     """The recording has the times at which the turns arrived, and the answers in their prompts: all times are the same."""
