@@ -27,7 +27,7 @@ class StepRecord(NamedTuple):
     num_sampled: tokens generated and received.
     kv_blocks_used, num_waiting, num_running: after the plan was carried out.
     num_scores, num_kv_reads: see `BatchShape`; 0 inside vLLM.
-    num_drafted: requests with drafts. most_drafts: of one of them. num_drafts, num_accepted: their drafts, part of num_decode_tokens, and those that became tokens.
+    num_drafted: requests with drafts that had not ended. most_drafts: of one request. num_drafts, num_accepted: their drafts, part of num_decode_tokens, and those that became tokens.
     """
 
     iteration: int
@@ -128,8 +128,9 @@ class RunRecord:
         step, _, times, state = launched
         num_tokens, num_decodes, drafted = step.num_batch_tokens, step.num_decode_tokens, (0, 0, 0, 0)
         if step.drafts is not None:
-            num_drafts, num_accepted = int(step.drafts.sum()), len(receivers) - len(np.unique(receivers))
-            drafted = int(np.count_nonzero(step.drafts)), num_drafts, num_accepted, int(step.drafts.max(initial=0))
+            received, num_drafts = {*receivers.tolist()}, int(step.drafts.sum())
+            num_drafted = sum(step.requests[place].id in received for place in step.drafts.nonzero()[0].tolist())
+            drafted = num_drafted, num_drafts, len(receivers) - len(received), int(step.drafts.max(initial=0))
             num_decodes += num_drafts
         num_prefill, num_padding = num_tokens - num_decodes, (result.num_computed_tokens or step.pad_to) - num_tokens
         batch = (len(step.rows), num_prefill, num_decodes, num_padding, len(receivers))

@@ -264,7 +264,8 @@ class Planner:
         times = (launched.planned_at, at, at, received_at, self.clock(), started, received_at)
         num_decodes, num_sampled = launched.num_decodes + sum(drafts), sum(num_received.values())
         batch = (len(launched.requests), num_tokens - num_decodes, num_decodes, 0, num_sampled)
-        drafted = len(drafts), sum(drafts), num_sampled - len(num_received), max(drafts, default=0)
+        num_drafted = len(launched.drafts.keys() & num_received.keys())
+        drafted = num_drafted, sum(drafts), num_sampled - len(num_received), max(drafts, default=0)
         return StepRecord(launched.index, *times, *batch, *launched.state, launched.note, 0, 0, *drafted)
 
     # -- calls of the policy -------------------------------------------------------------------------------------------

@@ -257,6 +257,8 @@ def test_a_request_that_stopped_gets_no_token_of_the_next_iteration_in_flight() 
     assert engine.state.pool.num_used == engine.state.pool.num_retiring > 0
     absorb(engine)
     assert (request.output, engine.state.num_overshoot_tokens) == ([14, 15, 16], 1)
+    counts = [(step.num_drafted, step.num_drafts, step.num_accepted) for step in engine.record.steps[1:]]
+    assert counts == [(1, 4, 1), (0, 4, 0)]  # the second one lowers no acceptance length
     assert engine.state.table.num_drafting == engine.state.pool.num_used == 0
 
 
