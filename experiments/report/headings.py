@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cbatch import SLO, ConfigError, FinishReason, Request, RunRecord
-from cbatch.record import Life, Transfer
+from cbatch.record import Life, StepRecord, Transfer
 from cbatch.results.summary import summarize
 from cbatch.results.utilisation import Machines, Work
 
@@ -167,17 +167,18 @@ def heading_of(key: str) -> Heading:
 def check_figure(given: str) -> None:
     """Raises ConfigError if no run can have the figure in key=NAME. Names of tiers, pools, clients and turns, and places of drafts, are known after a run only."""
     key, known = given.partition("=")[2], _known_figures()
-    named_by_runs = ("attainment.tiers.", "drafts.", "pools.", "service.clients.", "sessions.ttft_seconds.")
+    named_by_runs = ("attainment.tiers.", "drafts.survivals.", "pools.", "service.clients.", "sessions.ttft_seconds.")
     if key not in known and not key.startswith(named_by_runs):
         raise ConfigError(no_such_figure(given, known))
 
 
 def _known_figures() -> list[str]:
-    """Returns the dotted keys of all figures that a summary may have, from the summary of a run that served nothing."""
+    """Returns the dotted keys of all figures that a summary may have, from the summary of a run that served nothing with an iteration of drafts."""
     session: Any = {"session": "any", "turn": 0, "pause": 0.0}
     request, record = Request(0, 1, 1, client="any", slo=SLO(1.0, 1.0, 1.0), **session), RunRecord()
     request.finish_reason, request.finished_at = FinishReason.REJECTED, 0.0
     record.requests.append(request)
+    record.add_step(StepRecord._make([*[1] * 17, "", 0, 0, 0, 1, 0, 0]), np.zeros(0, np.int64))
     record.lives, record.transfers = [Life(0, 0.0)], [Transfer(0, 0, 1, 0, 0, 0.0, 0.0)]
     sizes: dict[str, Any] = {"num_blocks": 1, "max_batch": 1, "num_replicas": 2, "num_evicted_blocks": 0}
     host = {"bytes_out": 0, "bytes_back": 0, "waited_seconds": 0.0}

@@ -141,6 +141,7 @@ def test_what_cannot_be_compared() -> None:
     for key, said in (
         ("metrics", "did you mean metric"),
         ("goodput.attained_share", "this run has no goodput"),
+        ("drafts.acceptance_length", "this run has no drafts"),
         ("about.number", ""),
     ):
         with pytest.raises(ConfigError, match=f"^metric={key}: .*{said}"):
