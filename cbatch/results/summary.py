@@ -90,7 +90,7 @@ def summarize(
         **_latencies(requests, window),
         "iterations": _iterations(steps, window, num_blocks, max_batch),
         **({"drafts": _drafts(steps, window, outcomes)} if steps["num_drafts"].any() else {}),
-        **({} if machines is None else utilisation(machines, steps, window)),
+        **({} if machines is None else utilisation(machines, steps, window, present)),
         "goodput": goodput(ended, requests, ends, objectives, window.seconds),
         "attainment": attainment(ended, requests, ends),
         "service": {} if service is None else fairness(service),

@@ -149,8 +149,11 @@ def machines_of(stated: Mapping[str, Any], replicas: Sequence[int] | NDArray[np.
     return Machines(Work(**stated["work"]), flops, moved, replica_of, watts, passes)
 
 
-def utilisation(machines: Machines, steps: StepColumns, window: Window) -> dict[str, dict[str, float]]:
-    """Returns `mfu` and `mbu`: of the whole window, and of the device's time with each phase. NaN for a phase without iterations."""
+def utilisation(machines: Machines, steps: StepColumns, window: Window, present: Floats) -> dict[str, dict[str, float]]:
+    """Returns `mfu` and `mbu`: of the whole window, and of the device's time with each phase. NaN for a phase without iterations.
+
+    present: share of the window in which each replica exists, [replicas].
+    """
     inside = window.holds(steps["received_at"])
     replica, seconds = machines.times(steps)
     prompts, decodes = steps["num_prefill_tokens"] > 0, steps["num_decode_tokens"] > 0
@@ -159,7 +162,7 @@ def utilisation(machines: Machines, steps: StepColumns, window: Window) -> dict[
     peaks = {"mfu": machines.flops_per_second, "mbu": machines.bytes_per_second}
     figures = dict[str, dict[str, float]]()
     for name, peak in peaks.items():
-        figures[name] = {"run": _share(done[name][inside], window.seconds * peak)}
+        figures[name] = {"run": _share(done[name][inside], window.seconds * peak * present)}
         for phase, members in of_phase.items():
             chosen = inside & members
             figures[name][phase] = _share(done[name][chosen], (seconds * peak[replica])[chosen])
@@ -169,7 +172,7 @@ def utilisation(machines: Machines, steps: StepColumns, window: Window) -> dict[
 def energy(machines: Machines, steps: StepColumns, window: Window, present: Floats) -> tuple[float, float]:
     """Returns the joules that all GPUs take in the window, predicted, and the share of the device's time at the power limit.
 
-    present: share of the window in which each replica exists, [replicas]. The machines' watts must be known.
+    present: as in `utilisation`. The machines' watts must be known.
     """
     assert machines.watts is not None
     inside, (replica, seconds) = window.holds(steps["received_at"]), machines.times(steps)

@@ -188,6 +188,15 @@ def test_peaks_of_unlike_replicas_add_up() -> None:
     assert run.summary["mbu"]["run"] == pytest.approx(moved.sum() / (seconds * (2 * 3.35e12 + 2 * BYTES)))
 
 
+def test_replicas_that_were_never_asked_for_have_no_peak() -> None:
+    """One of three replicas serves all requests, as one alone does."""
+    load = ("policy=orca", "backend=sim", "hardware=h200", "workload=open_loop", "workload.num_requests=20")
+    three = ("backend.replicas=3", "autoscale=fixed", "autoscale.replicas=1", "backend.scaling.least=1")
+    alone, scaled = (serve_settings(compose_run(*load, *more), log=str).summary for more in ((), three))
+    for name in ("mfu", "mbu"):
+        assert scaled[name] == pytest.approx(alone[name], nan_ok=True)
+
+
 def test_time_in_a_pipeline_is_not_counted_twice() -> None:
     steps = {"started": np.array([0.0, 1.0, 9.0, 2.0]), "ended": np.array([4.0, 6.0, 10.0, 5.0])}
     assert device_seconds(steps, np.array([0, 0, 0, 1])).tolist() == [4, 2, 1, 3]
