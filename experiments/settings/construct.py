@@ -47,6 +47,7 @@ def construct(path: str, section: object, needs: Sequence[str] = ()) -> Any:
         if not hasattr(built, name):
             problem = f"the object has no {name}, so it is not a {path}"
             remedies = {"plan": "define plan(self, view)", "drafter": "subclass cbatch.drafts.Drafter"}
+            remedies["drafting"] = "subclass policies.drafting.DraftingRule"
             remedy = remedies.get(name) or remedies.get(path, f"choose an option with {path}=NAME")
             raise ConfigError(f"{target}: {problem}; {remedy}")
     return built

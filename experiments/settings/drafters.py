@@ -47,6 +47,6 @@ def drafter_of(section: object, model: ModelSpec, simulated: bool) -> Drafter:
         section = {**section, "survivals": survivals_of(Path(folder))}
     if check_section("drafter", section)["_target_"] == f"{__name__}.{model_drafter.__name__}":
         section = {**check_section("drafter", section), "simulated": simulated}
-    drafter: Drafter = construct("drafter", section, needs=dir(Drafter))
+    drafter: Drafter = construct("drafter", section, needs=[name for name in dir(Drafter) if name[0] != "_"])
     draft_model(drafter, model)
     return drafter

@@ -372,7 +372,11 @@ def test_a_draft_counts_if_its_predecessors_were_accepted() -> None:
             "drafter=cbatch.drafts.Drafter",
             "drafter=cbatch.drafts.Drafter: makes no drafts, as max_drafts is 0; set max_drafts",
         ),
-        ("drafter=fractions.Fraction", "not a drafter; subclass cbatch.drafts.Drafter"),
+        (
+            "drafter=fractions.Fraction",
+            "the object has no max_drafts, so it is not a drafter; subclass cbatch.drafts.Drafter",
+        ),
+        ("drafter=glm_mtp drafting=fractions.Fraction", "not a drafting; subclass policies.drafting.DraftingRule"),
         ("draftng=fixed", "draftng: no such key; did you mean drafting?"),
         ("drafter=glm_mtp backend=cpu model=tiny", "drafter=glm_mtp: its drafts are no tokens"),
         ("drafter=model", "drafter=model: give drafter.path=FOLDER, a checkpoint, or drafter.model=NAME"),
