@@ -77,7 +77,8 @@ def _iteration(step: StepRecord, spans: StageSpans, replica: int) -> str:
     prefill, decode, padding = step.num_prefill_tokens, step.num_decode_tokens, step.num_padding_tokens
     tokens = f'"prefill": {prefill}, "decode": {decode}, "padding": {padding}'
     rest = f'"preempted": {step.num_preempted}, "note": {json.dumps(step.note)}'
-    batch = f'"requests": {step.num_requests}, {tokens}, {rest}'
+    drafts = f', "drafts": {step.num_drafts}, "accepted": {step.num_accepted}' if step.num_drafts else ""
+    batch = f'"requests": {step.num_requests}, {tokens}{drafts}, {rest}'
     held = f'"KV blocks": {step.kv_blocks_used}, "running": {step.num_running}, "queued": {step.num_waiting}'
     computed = ",\n".join(
         f'{{{_span(2, f"compute {number}", begin, end, thread)}, "args": {{{batch}}}}}'

@@ -16,6 +16,7 @@ def test_the_timeline_of_a_run_made_by_hand(tmp_path: Path) -> None:
     """See the picture in `hand_made`; times in microseconds."""
     path = tmp_path / "timeline.json.gz"
     record = make_record(copies=True)
+    record.steps[3] = record.steps[3]._replace(num_drafts=7, num_accepted=2)
     write_timeline(path, record, 'a "quoted" title', collect_served(record))
     content = json.loads(gzip.decompress(path.read_bytes()))
     assert content["otherData"]["title"] == 'a "quoted" title'
@@ -37,7 +38,8 @@ def test_the_timeline_of_a_run_made_by_hand(tmp_path: Path) -> None:
         ("device", "compute 2"): (6.0, 2.0),
         ("copies out", "download 2"): (7.875, 0.125),
     }
-    [batch] = [event["args"] for event in slices if event["name"] == "compute 2"]
+    batch, drafted = (event["args"] for event in slices if event["name"] in ("compute 2", "compute 3"))
+    assert (drafted["drafts"], drafted["accepted"]) == (7, 2)
     tokens = {"prefill": 3, "decode": 1, "padding": 0}
     assert batch == {"requests": 2, **tokens, "preempted": 1, "note": "NA"}
     counters = [event for event in events if event["ph"] == "C" and event["ts"] == 6e6]
