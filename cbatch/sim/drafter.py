@@ -80,6 +80,12 @@ class SurvivalsDrafter(Drafter):
         self._of_model: DraftPasses | None = None
         self._known: dict[tuple[int, int], float] = {}
 
+    def of_replication(self, number: int) -> "SurvivalsDrafter":
+        """Returns the drafter of one of several replications, which draw independently."""
+        other = copy(self)
+        other.seed += number
+        return other
+
     def on(self, cost: ProfileCost) -> "SurvivalsDrafter":
         """Returns the drafter with passes priced on the hardware of a cost model."""
         priced = copy(self)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from cbatch.request import spec_of
 from cbatch.request_spec import NO_SLO
 from cbatch.results.attainment import judge
 from cbatch.results.metrics import Served, collect_served
+from cbatch.sim.drafter import SurvivalsDrafter
 from experiments.settings.settings import Settings
 from experiments.setup.assemble import assemble, with_workload
 from experiments.trials.replications import Replication, at_a_time, first_arrivals, over_sessions
@@ -54,6 +56,8 @@ def replicate(settings: Settings, number: int, rate: float, num_requests: int) -
     """
     if (load := getattr(settings.workload, "load", None)) is not None:
         raise ConfigError(f"workload.load={load}: has no effect here, as the rate is varied; leave it out")
+    if isinstance(drafter := settings.drafter, SurvivalsDrafter):
+        settings = replace(settings, drafter=drafter.of_replication(number))
     if over_sessions(settings.workload):
         return with_workload(settings, at_a_time(settings.workload, number, round(rate), num_requests))
     return with_workload(settings, Replication(settings.workload, number, rate, num_requests))

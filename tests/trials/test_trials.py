@@ -117,6 +117,14 @@ def test_a_load_is_a_share_of_the_highest_rate_of_all_replications_together(trac
     assert arrivals(alone)[1] == [11, 12, 13, 14]
 
 
+def test_replications_draw_acceptance_independently() -> None:
+    """Every rate and policy has the draws of its replication."""
+    drafted = replace(settings(OPEN), drafter=SurvivalsDrafter(alpha=0.5, seed=3))
+    drafters = [replicate(drafted, number, 1.0, 7).drafter for number in (0, 1, 1)]
+    assert [drafter.seed for drafter in drafters if isinstance(drafter, SurvivalsDrafter)] == [3, 4, 4]
+    assert isinstance(drafted.drafter, SurvivalsDrafter) and drafted.drafter.seed == 3
+
+
 def test_a_load_that_cannot_be_is_refused(trace: TraceReplay) -> None:
     loaded = settings(replace(OPEN, load=0.5))
     with pytest.raises(ConfigError, match=r"workload\.replications=7"):
