@@ -90,7 +90,7 @@ def test_the_speed_of_what_took_3_seconds(name: str, value: float) -> None:
 def test_pages_are_those_of_the_stored_results() -> None:
     for card in ("h100", "h200"):
         assert (RESULTS / card / "README.md").read_text() == text(RESULTS / card)
-    assert f"{BEGIN}\n{comparison(RESULTS / 'h100')}\n{END}" in (ROOT / "README.md").read_text()
+    assert f"{BEGIN}\n{comparison(RESULTS / 'h200')}\n{END}" in (ROOT / "README.md").read_text()
 
 
 def test_a_version_that_was_not_measured_on_all_of_the_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_a_version_that_was_not_measured_on_all_of_the_work_is_refused(monkeypat
         "reproduction.bench.page._engines", lambda _: {"vllm-0.33.0-decode-2048": {}, "vllm-0.22.1-one": {}}
     )
     with pytest.raises(ConfigError, match=r"vLLM 0\.33\.0: .* has no one, pd-256, trace-128-2048, trace-256-2048;"):
-        comparison(RESULTS / "h100")
+        comparison(RESULTS / "h200")
 
 
 def test_engines_of_a_card_start_together_and_run_one_after_the_other(tmp_path: Path) -> None:
