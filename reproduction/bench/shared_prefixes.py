@@ -7,11 +7,13 @@
 With `engine=vllm`, vLLM serves the same requests, in its own environment.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from importlib import metadata
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +34,7 @@ from reproduction import BENCH, RESULTS
 from reproduction.bench.peers.cases import Case
 from reproduction.bench.peers.measure import graphics_card, write_checkpoint
 from reproduction.bench.peers.turns import in_turn
-from reproduction.bench.peers.vllm_engine import VllmEngine, cache_of
+from reproduction.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine, cache_of
 
 LONGEST = 8192
 NEW = 128
@@ -62,12 +64,14 @@ def main(
     hardware, _ = graphics_card()
     with ExitStack() as in_use:
         if engine == "vllm":
+            os.environ.update(ENVIRONMENT)
             write_checkpoint(spec, folder_of := Path(in_use.enter_context(TemporaryDirectory())))
             case = Case("groups", model, batch, max_tokens)
             wait = in_use.enter_context(in_turn(turns))
             caching = {"enable_prefix_caching": True, **cache_of(kv_tokens * spec.kv_bytes_per_token if turns else 0)}
             peer = in_use.enter_context(closing(VllmEngine(folder_of, case, LONGEST, **caching)))
             peer.serve(equal_requests(8, 300, 16, spec.vocab_size))
+            about["engine"] = {"name": "vLLM", "version": metadata.version("vllm"), **peer.settings}
             wait()
             sides: dict[str, Callable[[Turns], dict[str, float]]] = {"vllm": partial(serve_vllm, peer)}
         else:
