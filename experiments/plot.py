@@ -94,6 +94,7 @@ def _plot(name: str, where: str = "", *options: str) -> None:
         made, look, path = make_plot(name, where, *options)
         try:
             if isinstance(made, Figure):
+                made.set_label(f"python -m experiments.plot {arguments()}\n{made.get_label()}")
                 written = save(made, path.parent, path.name, look.format)
             else:
                 written = [write_text(with_suffix(path, "md"), "\n\n".join(made) + "\n")]

@@ -17,7 +17,7 @@ from experiments.store.provenance import atomic_write
 def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf", "png")) -> list[Path]:
     """Writes a file in each format, or in the format at the end of the name, atomically. Closes the figure. Returns the paths.
 
-    Equal figures give equal files. PDFs embed fonts as TrueType. Raises ConfigError if matplotlib does not know a format, or if the
+    PNG, PDF and SVG files have the figure's label in their metadata. Equal figures give equal files. PDFs embed fonts as TrueType. Raises ConfigError if matplotlib does not know a format, or if the
     texts leave no room for the panels.
     """
     known = figure.canvas.get_supported_filetypes()
@@ -37,10 +37,15 @@ def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf
         remedy = "give a larger one, or leave out texts with title= notes=false"
         raise ConfigError(f"size={size}: leaves no room for the panels; {remedy}")
     paths = [with_suffix(folder / name, suffix) for suffix in formats]
+    label = str(figure.get_label())
+    metadata = {
+        "png": {"Description": label},
+        "pdf": {"Subject": label, "CreationDate": None},
+        "svg": {"Description": label, "Date": None},
+    }
     for path in paths:
-        dated = {"pdf": "CreationDate", "svg": "Date"}.get(path.suffix[1:])
         with atomic_write(path) as partial:
-            figure.savefig(partial, dpi=220, metadata={dated: None} if dated else None)
+            figure.savefig(partial, dpi=220, metadata=metadata.get(path.suffix[1:]))
     plt.close(figure)
     return paths
 

@@ -29,7 +29,7 @@ from cbatch import ConfigError
 from cbatch.validation import Give
 from experiments.plots.parts import LOG, label_log
 from experiments.report.headings import OFFERED
-from experiments.report.notes import made_text, notes_of
+from experiments.report.notes import footer_of, made_text, notes_of
 from experiments.report.text import gpus_texts
 
 PAGE = 7.0  # inches: text width of a printed page
@@ -47,10 +47,13 @@ _SHARED = {
 }
 """Settings in a heading if all runs share them, and the text around their values."""
 _SPEEDS = ("workload.speed", "workload.rate_scale")  # in the heading if not 1
-_HEADING_WIDTH, _LEGEND_WIDTH, _LABEL_WIDTH, _NOTE_WIDTH = 105, 125, 140, 135  # characters in a line as wide as a page
+_HEADING_WIDTH, _LEGEND_WIDTH, _LABEL_WIDTH, _NOTE_WIDTH = 105, 125, 140, 145  # characters in a line as wide as a page
 
 PREFILL, DECODE, PADDING, HOST, IDLE = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2"
 """Fill colours, which also differ in lightness."""
+
+_OTHERS = "{} more in the file's metadata"
+"""After the notes below a figure, if others do not fit."""
 
 _SERIES = matplotlib.rc_params_from_file(Path(__file__).with_name("series.mplstyle"), use_default_template=False)
 _STYLES: list[dict[str, Any]] = list(_SERIES["axes.prop_cycle"])
@@ -141,15 +144,17 @@ def add_title(
     below: str = "",
     look: Look = PLAIN,
 ) -> None:
-    """Adds a heading with the settings that all runs share and the legend's handles, and below the figure the notes on the runs.
+    """Adds a heading with the settings that all runs share and the legend's handles, and two lines of notes below the figure.
 
-    note: end of the heading. below: a last note on the figure.
+    All notes on the runs become the figure's label, which `save` writes into the file.
+
+    note: end of the heading. below: notes on the figure, one line each.
     """
     shared = _shared_texts(runs)
     text = ": ".join(filter(None, [heading, ", ".join(shared)])) + (f" ({note})" if note else "")
     abouts = [summary["about"] for summary in runs["summary"]]
-    origin, *others = notes_of(abouts)
-    notes = "\n".join(filter(None, ["; ".join(filter(None, [origin, made_text(abouts)])), *others, below]))
+    notes = "\n".join(filter(None, [*notes_of(abouts), made_text(abouts), below]))
+    figure.set_label(notes)
     if not look.notes:
         print(notes)  # for a caption
     for panel, axis in product(figure.axes, "xy"):
@@ -159,7 +164,8 @@ def add_title(
             panel.set(**{f"{axis}lim": limits})
         if scale == "log":
             label_log(getattr(panel, f"{axis}axis"), least_factor=1.0)
-    add_heading(figure, text if look.title is None else look.title, notes if look.notes else "", handles, look.size)
+    footer = footer_of(abouts, below.splitlines()) if look.notes else []
+    add_heading(figure, text if look.title is None else look.title, footer, handles, look.size)
 
 
 def _shared_texts(runs: pd.DataFrame) -> list[str]:
@@ -189,8 +195,27 @@ def wrap(text: str, width: int) -> str:
     return next(even for least in widths if (even := fill(text, least, break_on_hyphens=False)).count("\n") == lines)
 
 
-def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Artist], size: Size | None) -> None:
-    """Adds a heading with the legend's handles, and notes below the figure.
+def fit(notes: Sequence[str], width: int) -> str:
+    """Returns the notes that fit on two lines, the first ones first, and the number of the others."""
+    for reserved in (0, len(_OTHERS) + 2):
+        lines, num_left = ["", ""], 0
+        for note in notes:
+            longer = ["; ".join(filter(None, [line, note])) for line in lines]
+            fits = [len(text) <= width - reserved * row for row, text in enumerate(longer)]
+            if True in fits:
+                lines[fits.index(True)] = longer[fits.index(True)]
+            else:
+                num_left += 1
+        if not num_left:
+            break
+    others = _OTHERS.format(num_left) if num_left else ""
+    return "\n".join(filter(None, [lines[0], "; ".join(filter(None, [lines[1], others]))]))
+
+
+def add_heading(
+    figure: Figure, heading: str, notes: Sequence[str], handles: Sequence[Artist], size: Size | None
+) -> None:
+    """Adds a heading with the legend's handles, and below the figure those of the notes that fit on two lines.
 
     size: size of the figure; None: a legend of several rows makes the figure higher.
     """
@@ -209,8 +234,7 @@ def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Art
     else:
         figure.suptitle(heading, fontsize=9)
     figure.align_ylabels()
-    notes = "\n".join(wrap(line, int(_NOTE_WIDTH * pages)) for line in origin.splitlines())
-    figure.supxlabel(notes, fontsize=6, color="#555555", wrap=True)
+    figure.supxlabel(fit(notes, int(_NOTE_WIDTH * pages)), fontsize=6, color="#555555", wrap=True)
     if size:
         _shrink_labels(figure)
 

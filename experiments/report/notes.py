@@ -39,11 +39,16 @@ PLANNING = ("num_plans", "planning_seconds", "delay_seconds")
 
 
 def notes_of(abouts: Iterable[About]) -> list[str]:
-    """Returns the notes on results, one line each."""
+    """Returns the notes on results, one line each: the origins of times, then `limits_of`."""
     known = list(abouts)
+    return [*sorted(set(map(origin_of, known))), *limits_of(known)]
+
+
+def limits_of(known: Sequence[About]) -> list[str]:
+    """Returns notes on the limits of figures, one line each."""
     outside = [about["execution"]["iterations_outside_measured_range"] for about in known if about["simulated"]]
     seen = [about.get("output_lengths_known") is True for about in known]
-    notes = [*sorted(set(map(origin_of, known))), beyond_text(known)]
+    notes = [beyond_text(known)]
     if any(outside):
         total = sum(about.get("iterations", 0) for about in known)
         share = f" of {total:,}" if total >= sum(outside) else ""  # unknown of a search
@@ -54,8 +59,7 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
         per_plan = f"planning took {1e3 * seconds / max(plans, 1):.2g} ms per plan here"
         notes.append(f"{per_plan}, {late:.2g} s of it beyond the device's slack")
     if any(seen):
-        some = "" if all(seen) else _of_several(seen)
-        notes.append(f"true output lengths known to the policy, as max_new_tokens{some}")
+        notes.append(f"true output lengths known to the policy, as max_new_tokens{_of_several(seen)}")
     if any(prefixes := [about.get("prefixes", False) for about in known]):
         notes.append(f"prefixes are not reused: every prompt is computed in full{_of_several(prefixes)}")
     for name, text in _LACKS.items():
@@ -84,17 +88,30 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
 
 
 def _of_several(counts: Sequence[int]) -> str:
-    """Returns in how many runs something was counted; an empty text for a single run."""
-    return "" if len(counts) == 1 else f", in {sum(map(bool, counts))} of {len(counts)} runs"
+    """Returns in how many runs something was counted; an empty text for all of them."""
+    return "" if all(counts) else f", in {sum(map(bool, counts))} of {len(counts)} runs"
 
 
-def made_text(abouts: Iterable[About]) -> str:
-    """Returns the dates and commits of results on one line; empty if not recorded."""
+def made_text(abouts: Iterable[About], digits: int = 12) -> str:
+    """Returns the dates and commits of results on one line; empty if not recorded. digits: of a commit."""
     known = [about for about in abouts if about.get("date")]
     days = sorted({str(about["date"])[:10] for about in known})
     trees = {str(about.get("commit")) for about in known}
-    commits = sorted({tree[:12] + " + changes" * ("+" in tree) for tree in trees})
+    commits = sorted({tree[:digits] + " + changes" * ("+" in tree) for tree in trees})
     return f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, commit {', '.join(commits)}" if known else ""
+
+
+def footer_of(abouts: Sequence[About], below: Sequence[str]) -> list[str]:
+    """Returns the notes below a figure, shorter than `notes_of` and most important first. below: notes on the figure itself."""
+    names, errors = set(), set()
+    for about in abouts:
+        if about["simulated"]:
+            names.add(_profile_text(about["execution"]))
+            errors.add(about["execution"]["error"])
+        else:
+            names.add(origin_of(about))
+    texts = [*sorted(names), made_text(abouts, digits=8), *sorted(errors), *below, *limits_of(abouts)]
+    return [text for text in texts if text]
 
 
 def origin_of(about: About) -> str:
@@ -112,10 +129,14 @@ def simulated_text(profile: Mapping[str, Any]) -> str:
         others.setdefault(kind, []).append(name)
     few = sum(map(len, others.values())) <= 2
     limits += [f"{kind}: {', '.join(names) if few else f'{len(names)} of its parts'}" for kind, names in others.items()]
-    card = f" at the speed of {text}" if (text := profile.get("card")) else ""
     if source := profile.get("times_of"):
         limits.append(f"times of {source}, fitted to the model's shape")
-    return f"SIMULATED with profile {profile['profile']}{card} ({'; '.join(limits)})"
+    return f"{_profile_text(profile)} ({'; '.join(limits)})"
+
+
+def _profile_text(profile: Mapping[str, Any]) -> str:
+    card = f" at the speed of {text}" if (text := profile.get("card")) else ""
+    return f"SIMULATED with profile {profile['profile']}{card}"
 
 
 def beyond_text(abouts: Iterable[About]) -> str:
@@ -130,7 +151,10 @@ def beyond_text(abouts: Iterable[About]) -> str:
         most = about["limits"]["batch"] * about.get("identity", {}).get("backend.replicas", 1)
         if about.get("mean_waiting", 0) > most:
             waiting.append(about["mean_waiting"])
-    several = "" if len(known) == 1 else " in {} of {} runs"
+
+    def several(number: int) -> str:
+        return "" if number == len(known) else f" in {number} of {len(known)} runs"
+
     texts = []
     for name, key, form in (("batch", "batches", "d"), ("load", "loads", ".0%")):
         found = []
@@ -140,13 +164,14 @@ def beyond_text(abouts: Iterable[About]) -> str:
             if value and ends and not ends[0] <= value <= ends[1]:
                 found.append(value)
         if found:
-            values = ", ".join(format(value, form) for value in sorted(set(found)))
-            texts.append(f"{name} {values}{several.format(len(found), len(known))}")
+            values = [format(value, form) for value in sorted(set(found))]
+            shown = ", ".join(values) if len(values) <= 3 else f"{values[0]} to {values[-1]}"
+            texts.append(f"{name} {shown}{several(len(found))}")
     if queued := sum(bool(about.get("queued")) for about in known):
-        texts.append(f"all requests queued from the start{several.format(queued, len(known))}")
+        texts.append(f"all requests queued from the start{several(queued)}")
     if waiting:
         most = f"{max(waiting):,.0f} requests waiting on average"
-        texts.append(f"overload{several.format(len(waiting), len(known))}, {'at most ' * bool(several)}{most}")
+        texts.append(f"overload{several(len(waiting))}, {'at most ' * (len(known) > 1)}{most}")
     return f"outside the conditions of that error: {'; '.join(texts)}" if texts else ""
 
 

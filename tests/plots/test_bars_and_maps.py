@@ -154,8 +154,8 @@ def test_no_text_lies_on_another_or_leaves_the_figure(
 
 @pytest.mark.long
 def test_a_size_without_room_is_refused(plots: dict[str, Callable[[Look], Figure]], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"size=3.5,2.5: leaves no room for the panels"):
-        save(plots["rates"](Look(size=(3.5, 2.5))), tmp_path, "drawn.svg")
+    with pytest.raises(ConfigError, match=r"size=3.5,2: leaves no room for the panels"):
+        save(plots["rates"](Look(size=(3.5, 2.0))), tmp_path, "drawn.svg")
 
 
 LONG = "sarathi(chunk=256), kv_tokens=20000, eviction=lru"
@@ -170,9 +170,9 @@ def test_a_legend_takes_at_most_40_percent(number: int, label: str, size: tuple[
     handles = [panel.plot([1, index], label=label, **line_style(index))[0] for index in range(number)]
     if size == (3.5, 2.5) and (number, label) == (16, LONG):
         with pytest.raises(ConfigError, match=r"size=3.5,2.5: the legend takes .*% of the height"):
-            add_heading(figure, "a heading", "a note", handles, size)
+            add_heading(figure, "a heading", ["a note"], handles, size)
         return
-    add_heading(figure, "a heading", "a note", handles, size)
+    add_heading(figure, "a heading", ["a note"], handles, size)
     texts = [box for text, box in boxes(figure) if text.replace("\n", " ") == label]
     assert (
         len(texts) == number and max(box.y1 for box in texts) - min(box.y0 for box in texts) <= 0.4 * figure.bbox.height
@@ -185,7 +185,7 @@ def test_a_figure_without_a_size_grows_with_its_legend() -> None:
     """Sixteen equal lines of nine policies are 16 x 2 lines of a legend, in the smallest type."""
     figure, [[panel]] = new_figure(1, 1, 2.7)
     label = " = ".join(["sarathi_serve"] * 20)
-    add_heading(figure, "", "", [panel.plot([1, index], label=label)[0] for index in range(16)], None)
+    add_heading(figure, "", (), [panel.plot([1, index], label=label)[0] for index in range(16)], None)
     [legend] = figure.legends
     assert legend.get_texts()[0].get_fontsize() == 5
     assert legend.get_window_extent().height <= 0.4 * figure.bbox.height + 1 and faults(figure) == []

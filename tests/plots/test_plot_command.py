@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from hand_made import write_run
+from PIL import Image
 from test_plots import SPEED, write_rates, write_ratios
 from test_schedule_chart import with_decisions
 
@@ -123,7 +124,8 @@ def test_an_own_function_draws_a_plot(
     (tmp_path / "own_plots.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert main(["own_plots.draw", str(folder), "column=model", f"output={tmp_path}/a.png"]) == 0
-    assert (tmp_path / "a.png").is_file()
+    with Image.open(tmp_path / "a.png") as drawn:
+        assert drawn.info["Description"].splitlines()[1:] == ["llama-13b"]
     for name, message in {
         "draw": "colum: no such key; did you mean column?",
         "fails": "plot own_plots.fails: fails() raised ZeroDivisionError: division by zero (own_plots.py:7)",

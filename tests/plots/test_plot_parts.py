@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from experiments.plots import parts
-from experiments.plots.style import add_heading, line_style, new_figure, print_style, wrap
+from experiments.plots.style import add_heading, fit, line_style, new_figure, print_style, wrap
 
 
 @pytest.mark.parametrize("values", [[], [0.0, 0.0]], ids=["nothing", "zeros"])
@@ -20,22 +20,24 @@ def test_an_axis_without_positive_values_can_be_drawn(values: list[float]) -> No
     figure.draw_without_rendering()
 
 
-def test_a_hash_does_not_stand_alone_below_a_figure() -> None:
-    """As wide as a page, matplotlib would break the text only before the last word."""
-    figure, _ = new_figure(1, 1, 2.7)
-    add_heading(figure, "", f"{'profile ' * 16}commit ab82cb9e8194\nknown", [], None)
-    first, second, third = figure.get_supxlabel().splitlines()
-    assert abs(len(first) - len(second)) < 10 and third == "known"
+def test_the_notes_that_fit_on_two_lines_stand_below_a_figure() -> None:
+    """With 60 characters per line, of which the count of the others takes 31."""
+    first, second, third, fourth = (letter * length for letter, length in zip("abcd", (40, 30, 10, 25), strict=True))
+    assert fit([], 60) == "" and fit([first], 60) == first
+    assert fit([first, second, third, fourth], 60) == f"{first}; {third}\n{second}; {fourth}"
+    others = f"{first}; {third}\n{fourth}; 2 more in the file's metadata"
+    assert fit([first, second, third, fourth, "e" * 10], 60) == others
+    assert fit([first], 35) == "1 more in the file's metadata"
 
 
 def test_a_long_label_is_broken_and_makes_the_figure_higher() -> None:
     """Half a page has room for 54 characters of a label."""
     figure, [[panel]] = new_figure(1, 1, 2.0)
     handles = panel.plot([1, 2], label=" = ".join(["sarathi_serve"] * 7)) + panel.plot([2, 1], label="orca")
-    add_heading(figure, "", "", handles, (3.5, 2.0))
+    add_heading(figure, "", (), handles, (3.5, 2.0))
     long, short = (text.get_text() for text in figure.legends[0].get_texts())
     assert long.count("\n") == 2 and max(map(len, long.splitlines())) <= 54 and short == "orca"
-    add_heading(figure, "", "", handles, None)
+    add_heading(figure, "", (), handles, None)
     assert figure.get_figheight() == pytest.approx(2.0 + 0.15 * 3)
 
 
@@ -74,6 +76,6 @@ def test_the_labels_of_an_axis_are_its_numbers_without_an_offset() -> None:
 def test_no_last_word_stands_alone() -> None:
     assert wrap("the first token after 5 seconds", 28) == "the first token\nafter 5 seconds"
     figure, _ = new_figure(1, 1, 2.0)
-    add_heading(figure, f"{'x' * 90}, 1 large and 4 small replicas, router round_robin", "", (), None)
+    add_heading(figure, f"{'x' * 90}, 1 large and 4 small replicas, router round_robin", (), (), None)
     assert figure.get_suptitle() == f"{'x' * 90},\n1 large and 4 small replicas, router round_robin"
     assert wrap("", 9) == "" and wrap("llama-3.1-8b", 9).replace("\n", "") == "llama-3.1-8b"

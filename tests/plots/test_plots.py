@@ -136,7 +136,7 @@ def test_a_policy_that_does_not_read_x_is_a_level_line_without_markers(tmp_path:
         assert lines(speeds) == {"orca": ([1, 5], [2, 2]), "sarathi": ([1, 5], [4, 6])}
         assert lines(gains)["sarathi"] == ([1, 5], [2, 3]) and band(speeds, 5) == pytest.approx((2 - T1, 2 + T1))
         assert [line.get_marker() for line in speeds.get_lines()] == ["", "s"]
-        assert f"orca: independent of {key}, drawn as a level line" in figure.get_supxlabel().splitlines()
+        assert f"orca: independent of {key}, drawn as a level line" in figure.get_supxlabel()
 
 
 def test_evictions_are_labelled_by_what_varies_and_belady_is_a_reference(tmp_path: Path) -> None:
@@ -263,7 +263,8 @@ def test_attainment_of_all_requests_and_of_each_tier(tmp_path: Path) -> None:
     assert lines(gold)["prefill_first"] == ([1, 4], [100, 25])
     assert lines(gold)["goal: 80%"][1] == [80, 80]
     assert band(whole, 1)[1] == pytest.approx(95 + 5 * T1, rel=1e-4) and whole.get_ylim() == (0, 100)
-    assert "rest attained [%]: 100 in each run" in figure.get_supxlabel().splitlines()
+    assert "rest attained [%]: 100 in each run" in figure.get_supxlabel()
+    assert "12.7 standard errors" in figure.get_label()
     for run in tmp_path.iterdir():
         (run / "summary.json").write_text((run / "summary.json").read_text().replace('"share"', '"no_share"'))
     [of_objectives] = curves.attainment(tmp_path).axes

@@ -74,6 +74,7 @@ def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> N
     assert beyond_text([queued, of(64)]).endswith(": all requests queued from the start in 1 of 2 runs")
     assert beyond_text([of(64, load=0.2)]) == "outside the conditions of that error: load 20%"
     assert beyond_text([of(64, load=0.2), of(64), of(64, load=0.95)]).endswith(": load 20%, 95% in 2 of 3 runs")
+    assert beyond_text([of(number) for number in (4, 8, 256, 512)]).endswith(": batch 4 to 512")
     assert beyond_text([of(8), of(8), of(256), of(64, waiting=65.0), of(64, waiting=1000.0)]) == (
         "outside the conditions of that error: batch 8, 256 in 3 of 5 runs; "
         "overload in 2 of 5 runs, at most 1,000 requests waiting on average"
