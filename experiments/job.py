@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from functools import partial
@@ -119,11 +119,15 @@ def run_alone(command: Command, settings: Settings) -> None:
 
 
 class SweepProgress(NamedTuple):
-    """A sweep of `total` runs, of which `finished` had finished when it began, at the time `began`."""
+    """A sweep of `total` runs, of which `finished` had finished when it began, at the time `began`.
+
+    shared: the overrides that all of its runs have, which its lines leave out.
+    """
 
     total: int
     finished: int
     began: float
+    shared: frozenset[str] = frozenset()
 
     def text(self, done: int) -> str:
         """Returns how many runs have finished, and how long the others take at the speed so far."""
@@ -132,6 +136,12 @@ class SweepProgress(NamedTuple):
         units = {"h": 3600, "min": 60, "s": 1}
         unit, factor = next(item for item in units.items() if seconds >= 2 * item[1] or item[1] == 1)
         return f"{done} of {self.total}" + (f", {seconds / factor:.0f} {unit} left" if new > 0 and left > 0 else "")
+
+    def label(self, overrides: Sequence[str]) -> str:
+        """Returns what tells a run of the sweep from the others, as in `sarathi(x=1), chunk=128`; empty for a single run."""
+        varying = [text for text in overrides if text not in self.shared]
+        varying.sort(key=lambda text: not text.startswith("policy="))
+        return _flatten(_with_objects(", ".join(varying))).removeprefix("policy=").replace("'", "")
 
 
 def num_finished(sweep: Path, result: str) -> int:
@@ -150,9 +160,10 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, progress: SweepProg
     _follow_the_launcher()
     print_any_text()
     name = folder_name(composed.name)
+    label = progress.label(composed.named) or name
     try:
         settings: Settings = command.read(composed)
-        _finish(command, settings, sweep / name, alone, progress)
+        _finish(command, settings, sweep / name, label, alone, progress)
     except Exception as error:
         if is_of_output(error):
             raise SweepEnded("" if isinstance(error, BrokenPipeError) else output_text(error)) from None
@@ -160,42 +171,43 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, progress: SweepProg
         if message is None:  # a fault: print its traceback, which other processes cannot return
             traceback.print_exc()
             message = f"{type(error).__name__}: {error}"
-        line = f"{name}: {message}\n"
-        sys.stderr.write(f"error: {line}")
+        sys.stderr.write(f"error: {label}: {message}\n")
         path = sweep / ERRORS
         try:
             with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(line)
+                file.write(f"{name}: {message}\n")
         except OSError as problem:  # the sweep must not succeed with a failed run
             text = f"{path}: {problem.strerror or problem}; free some space, and run the same command with its sweep="
             raise SweepEnded(text) from problem
 
 
-def _finish(command: Command, settings: Settings, folder: Path, alone: bool, progress: SweepProgress) -> None:
+def _finish(
+    command: Command, settings: Settings, folder: Path, label: str, alone: bool, progress: SweepProgress
+) -> None:
     waits = False
     while True:
         if summary := read_finished(folder, settings.identity, command.result):
             changed = _other_code(summary, settings)
             if not changed or settings.other_code == "keep":
-                print(f"{folder.name}: finished before{_by(changed)}", flush=True)
+                print(f"{label}: finished before{_by(changed)}", flush=True)
                 number, about = settings.composed.number, summary["about"]  # the number orders the tables of the sweep
                 if about.get("number") != number and (folder / SUMMARY).is_file():
                     with suppress(OSError):  # the folder may be read-only
                         write_json(folder / SUMMARY, {**summary, "about": {**about, "number": number}})
                 return
-            print(f"{folder.name}: runs again, was made by other code ({changed})", flush=True)
+            print(f"{label}: runs again, was made by other code ({changed})", flush=True)
         try:
             check_free(folder)
             if talks := alone and command.resume_hint:
-                print(f"{folder.name} ...", flush=True)
+                print(f"{label} ...", flush=True)
             log = partial(print, " ", flush=True) if talks else lambda line: None
             summary = command.serve(settings, folder, replace=True, log=log, bar=alone)
             done = progress.text(num_finished(folder.parent, command.result))
-            print(f"{command.line(folder.name, summary)}; {done}", flush=True)
+            print(f"{command.line(label, summary)}; {done}", flush=True)
             return
         except ClaimedError as error:  # another worker has the same run, or one that survived an earlier command
             if not waits:
-                print(f"{folder.name}: waits for {error.who}, which runs it", flush=True)
+                print(f"{label}: waits for {error.who}, which runs it", flush=True)
             waits = True
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
@@ -237,15 +249,24 @@ def folder_name(overrides: str) -> str:
         the name leaves out quotes. Arguments of a policy become `slai_x=1`, of an object `mine.Router_x=1`; the keys of mappings are
         dotted, as in `pools=a.batch=8,b.replicas=2`.
     """
-    overrides = _OBJECT.sub(lambda text: f"{text[1]}({_equations(text[2] or '')})".removesuffix("()"), overrides)
-    overrides = _CALL.sub(r"\1_\2", _QUOTED_WORD.sub(r"\1", overrides))
-    flat, inner = "", overrides
-    while flat != inner:
-        flat, inner = inner, _INNER_MAPPING.sub(_dotted, inner)
-    name = _for_a_path(_MAPPING.sub(lambda mapping: _equations(mapping[1]), flat)) or "run"
+    overrides = _CALL.sub(r"\1_\2", _QUOTED_WORD.sub(r"\1", _with_objects(overrides)))
+    name = _for_a_path(_flatten(overrides)) or "run"
     if name == overrides and len(name) <= _LONGEST_NAME:
         return name
     return f"{name[:_LONGEST_NAME]},~{hashlib.sha256(overrides.encode(errors='surrogatepass')).hexdigest()[:8]}"
+
+
+def _with_objects(overrides: str) -> str:
+    """Writes `{_target_: mine.Router, x: 1}` as `mine.Router(x=1)`."""
+    return _OBJECT.sub(lambda text: f"{text[1]}({_equations(text[2] or '')})".removesuffix("()"), overrides)
+
+
+def _flatten(overrides: str) -> str:
+    """Writes the keys of mappings as dotted names."""
+    flat, inner = "", overrides
+    while flat != inner:
+        flat, inner = inner, _INNER_MAPPING.sub(_dotted, inner)
+    return _MAPPING.sub(lambda mapping: _equations(mapping[1]), flat)
 
 
 def _equations(items: str) -> str:

@@ -96,7 +96,7 @@ def _launch(overrides: list[str], command: Command, folder: Path) -> None:
     sweep = compose_sweep(*overrides, name=command.config)
     for composed in sweep.jobs:
         read_checked(command, composed)
-    progress = SweepProgress(len(sweep.jobs), num_finished(folder, command.result), time.time())
+    progress = SweepProgress(len(sweep.jobs), num_finished(folder, command.result), time.time(), sweep.shared)
     sweep.launch(partial(run_in_sweep, command, folder, sweep.in_turn, progress))
 
 

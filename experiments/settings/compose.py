@@ -69,6 +69,11 @@ class Sweep:
     jobs: Sequence[Composed]
     in_turn: bool
 
+    @property
+    def shared(self) -> frozenset[str]:
+        """The overrides that all runs have."""
+        return frozenset.intersection(*(frozenset(composed.named) for composed in self.jobs or [Composed({})]))
+
     def launch(self, job: Callable[[Composed], None]) -> None:
         """Calls a function for each run of the sweep, with Hydra's launcher unless `in_turn`."""
         if self.in_turn:
@@ -162,7 +167,7 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
             if isinstance(value := config.get(key), float) and value.is_integer():  # 1e3
                 config[key] = int(value)
     keys: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    return Composed(keys, overrides, choices, ",".join(_shorten(named, keys)), number, swept, _unused(config))
+    return Composed(keys, overrides, choices, _shorten(named, keys), number, swept, _unused(config))
 
 
 def _unused(config: DictConfig) -> list[str]:

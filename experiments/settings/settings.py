@@ -124,7 +124,7 @@ class Composed:
     """Hydra's composition for one run.
 
     keys: the run's keys, resolved. overrides: of its command line. choices: the chosen option of each group.
-    name: its folder's name in a sweep, before it is shortened. number: its place in its sweep.
+    named: the overrides in its folder's name in a sweep, with short keys. number: its place in its sweep.
     swept: the values that its experiment sweeps, by key; those of `keys` are the defaults.
     unused: keys that no section refers to, such as `chunk` with a policy without chunks.
     """
@@ -132,10 +132,15 @@ class Composed:
     keys: Mapping[str, Any]
     overrides: Sequence[str] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
-    name: str = ""
+    named: Sequence[str] = ()
     number: int | None = None
     swept: Mapping[str, str] = field(default_factory=dict)
     unused: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """Its folder's name in a sweep, before it is shortened."""
+        return ",".join(self.named)
 
     def given(self) -> dict[str, str]:
         """Returns the text of the command line that sets each key, arguments of options included."""

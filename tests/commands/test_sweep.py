@@ -18,7 +18,7 @@ from experiments.arena.__main__ import COMMAND as ARENA
 from experiments.capacity.__main__ import COMMAND as CAPACITY
 from experiments.job import RUN, Command, SweepProgress, folder_name
 from experiments.run import main
-from experiments.settings.compose import compose
+from experiments.settings.compose import compose, compose_sweep
 from experiments.store.claim import ClaimedError, claimed
 from experiments.store.run_folder import run_folders
 from experiments.store.runs import read_runs
@@ -48,6 +48,24 @@ def test_a_failing_run_does_not_end_the_others(tmp_path: Path) -> None:
 def test_a_sweep_says_how_far_it_is_and_what_is_left(seconds: float, done: int, text: str) -> None:
     """Ten of 90 runs had finished before; the speed is that of the others: 20 in 60 s, so 60 in 3 min, or 10 in 2 h, so 70 in 14 h."""
     assert SweepProgress(90, 10, time.time() - seconds).text(done) == text
+
+
+def test_the_lines_of_a_sweep_name_what_varies(tmp_path: Path) -> None:
+    """Of four runs, then of a run with all kinds of values beside one that shares its batch."""
+    overrides = ["policy=orca,sarathi", "chunk=128,256", "batch=8", "backend=sim"]
+    with chdir(tmp_path):
+        sweep = compose_sweep(*overrides, "sweep=s")
+    progress = SweepProgress(4, 0, 0.0, sweep.shared)
+    labels = [progress.label(composed.named) for composed in sweep.jobs]
+    assert labels == ["orca, chunk=128", "orca, chunk=256", "sarathi, chunk=128", "sarathi, chunk=256"]
+    varying = [
+        "pools={a:{batch:8,policy:{chunk:64}}}",
+        "policy='slai(x=1)'",
+        "router={_target_:mine.Aging,free:0.1}",
+        "batch=8",
+    ]
+    assert progress.label(varying) == "slai(x=1), pools=a.batch=8,a.policy.chunk=64, router=mine.Aging(free=0.1)"
+    assert progress.label(["batch=8"]) == ""
 
 
 @pytest.mark.long
