@@ -117,6 +117,10 @@ def make(
     return engine, request
 
 
+def counters(request: Request) -> tuple[int, int, int, int]:
+    return request.num_known, request.num_tokens, request.num_computed, request.num_ready
+
+
 def in_flight(engine: Engine) -> Any:
     """Launches the next iteration."""
     engine._in_flight.append(launched := engine._launch_next())
@@ -136,17 +140,12 @@ def test_a_draft_is_received_if_all_before_it_are_right(guess: list[int], receiv
     """In flight, counters hold the upper bound, with which the request is ready; blocks taken for rejected drafts stay."""
     engine, request = make(guess)
     in_flight(engine)
-    assert (request.num_known, request.num_tokens, request.num_computed, request.num_ready) == (5, 10, 9, 1)
+    assert counters(request) == (5, 10, 9, 1)
     held = engine.view.kv.num_held(request)
     assert held == 5
     absorb(engine)
     known = 5 + len(received)
-    assert (request.num_known, request.num_tokens, request.num_computed, request.num_ready) == (
-        known,
-        known,
-        known - 1,
-        1,
-    )
+    assert counters(request) == (known, known, known - 1, 1)
     assert engine.view.kv.num_held(request) == held
     step, table = engine.record.steps[-1], engine.state.table
     assert table.tokens is not None and table.tokens[request._row, :known].tolist() == [*PROMPT, 14, *received]
@@ -163,11 +162,11 @@ def test_a_request_is_planned_again_while_its_drafts_are_in_flight() -> None:
     in_flight(engine)
     step = in_flight(engine)
     assert [column.tolist() for column in (step.start, step.behind, step.carry, step.sampled)] == [[9], [4], [0], [0]]
-    assert (request.num_known, request.num_tokens, request.num_computed, request.num_ready) == (5, 15, 14, 1)
+    assert counters(request) == (5, 15, 14, 1)
     absorb(engine)
-    assert (request.num_known, request.num_tokens, request.num_computed, request.num_ready) == (7, 12, 11, 1)
+    assert counters(request) == (7, 12, 11, 1)
     absorb(engine)
-    assert (request.num_known, request.num_tokens, request.num_computed, request.num_ready) == (10, 10, 9, 1)
+    assert counters(request) == (10, 10, 9, 1)
     engine.run()
     assert request.output == [*range(14, 34)]
     assert [step.num_accepted for step in engine.record.steps[1:3]] == [1, 2]
@@ -191,7 +190,7 @@ def test_a_request_that_may_have_ended_is_not_ready() -> None:
     assert (in_flight(engine).drafts.tolist(), request.num_tokens) == ([0], 11)
     assert request.num_ready == 0 and request in engine.view.running and engine._launch_next() is None
     absorb(engine)
-    assert (request.num_known, request.num_tokens, request.num_computed, request.num_ready) == (6, 7, 6, 1)
+    assert counters(request) == (6, 7, 6, 1)
     absorb(engine)
     assert request.num_known == 7 and request.finish_reason is None
     engine.run()
@@ -236,7 +235,7 @@ def test_a_preempted_request_keeps_what_is_accepted_in_flight() -> None:
     plan = engine.view.plan()
     assert plan.add(request) == 0 and plan.refusal is Refusal.NOT_READY
     absorb(engine)
-    assert (request.num_known, request.num_tokens, request.num_computed, request.num_ready) == (8, 8, 0, 8)
+    assert counters(request) == (8, 8, 0, 8)
     engine.run()
     assert request.output == [*range(14, 34)]
 

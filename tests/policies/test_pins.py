@@ -55,14 +55,19 @@ class Case(NamedTuple):
     settings: Mapping[str, Any] = {}
 
 
-def pinned(until: float, prompt: int = 6) -> Session:
-    """Ends at 1 s, and comes back when all is over."""
-    return Session("A", [turn(prompt, keep=until - 1), later(1, pause=90)])
-
-
 def coming_back(name: str, prompt: int, until: float, new: int, output: int = 1) -> Session:
     """Ends at 1 s, and comes back at 2 s."""
     return Session(name, [turn(prompt, keep=max(until - 1, 0)), later(new, output)])
+
+
+def kept(name: str, prompt: int, keep: float) -> Session:
+    """Is pinned for `keep` seconds from its end, and comes back when all is over."""
+    return Session(name, [turn(prompt, keep=keep), later(1, pause=90)])
+
+
+def pinned(until: float, prompt: int = 6) -> Session:
+    """Ends at 1 s."""
+    return kept("A", prompt, until - 1)
 
 
 RUNNING = Session("R", [turn(2, 9)])
@@ -78,15 +83,7 @@ CASES = {
     "and no more": Case([pinned(7, 5), beside("X", 7, 5.5)], {"X0": 7}, 10, {"block_size": 2}),
     "pins of 5 and 5 tokens that share 4 hold 6": Case([*SHARING, beside("X", 4, 4)], {"X0": 4}, 10),
     "A's ends at 6, and B's still holds 5": Case([*SHARING, beside("X", 5, 4)], {"X0": 6}, 10),
-    "the earliest end wakes the engine": Case(
-        [
-            Session("A", [turn(3, keep=8), later(1, pause=90)]),
-            Session("B", [turn(3, keep=3), later(1, pause=90)]),
-            beside("X", 6, 3),
-        ],
-        {"X0": 4},
-        10,
-    ),
+    "the earliest end wakes the engine": Case([kept("A", 3, 8), kept("B", 3, 3), beside("X", 6, 3)], {"X0": 4}, 10),
     "the earliest pin comes first": Case(  # B's, at 2 s; A's is of 4 s, and Z takes the other place until 7 s
         [
             Session("A", [turn(1, 4, 20), later(1)]),
@@ -97,32 +94,16 @@ CASES = {
         99,
     ),
     "a decode takes a pin's blocks when no other is free": Case(  # before t, R holds 1 + t: none is left at 5 s
-        [Session("A", [turn(4, keep=50), later(1, pause=90)]), RUNNING, beside("X", 3, 1.5)], {"X0": 5}, 10
+        [kept("A", 4, 50), RUNNING, beside("X", 3, 1.5)], {"X0": 5}, 10
     ),
     "those of the latest end": Case(  # A's 2 tokens at 5 s, B's 4 at 7 s
-        [
-            Session("A", [turn(2, keep=30), later(1, pause=90)]),
-            Session("B", [turn(4, keep=20), later(1, pause=90)]),
-            RUNNING,
-            beside("X", 3, 1.5),
-        ],
-        {"X0": 7},
-        12,
-        {"batch": 9},
+        [kept("A", 2, 30), kept("B", 4, 20), RUNNING, beside("X", 3, 1.5)], {"X0": 7}, 12, {"batch": 9}
     ),
     "of equal ends, those of the later pin": Case(
-        [
-            Session("Z", [turn(4, keep=30), later(1, pause=90)]),
-            Session("A", [turn(2, keep=30), later(1, pause=90)]),
-            RUNNING,
-            beside("X", 3, 1.5),
-        ],
-        {"X0": 7},
-        12,
-        {"batch": 9},
+        [kept("Z", 4, 30), kept("A", 2, 30), RUNNING, beside("X", 3, 1.5)], {"X0": 7}, 12, {"batch": 9}
     ),
     "a pin whose time is not over is not taken": Case(  # A needs 8 blocks, of which B pins 4 until 9 s
-        [coming_back("A", 3, 3, 4), Session("B", [turn(4, keep=8), later(1, pause=90)])], {"A1": 9}, 10
+        [coming_back("A", 3, 3, 4), kept("B", 4, 8)], {"A1": 9}, 10
     ),
     "nor one whose time is over, while others are admitted": Case(  # A, B, C need 6 each of 12 blocks from 6 s on, and pin 2
         [*(coming_back(name, 2, 2, 3) for name in "ABC"), Session("R", [turn(1, 6)])],

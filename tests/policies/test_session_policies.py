@@ -159,13 +159,10 @@ def known() -> TimeToLive:
     return TimeToLive(pauses)
 
 
-def continuum(tool: str, pause: float, pins: bool = True) -> Served:
+def two_jobs(tool: str, pause: float) -> list[Session]:
     """J1's first turn ends at 5 s, when the KV cache holds 6 of 10 tokens; its second has 9. J2 comes at 4 s with 8."""
-    jobs = [
-        Session("J1", [Turn(2, 5, extra={"tool": tool}), Turn(2, 1, (0,), pause, 0)]),
-        Session("J2", [Turn(8, 1, pause=4.0)]),
-    ]
-    return serve(Continuum(Fixed(20), known(), pins), jobs, memory=10, eviction=SoftTTL(known()))
+    first = Session("J1", [Turn(2, 5, extra={"tool": tool}), Turn(2, 1, (0,), pause, 0)])
+    return [first, Session("J2", [Turn(8, 1, pause=4.0)])]
 
 
 @pytest.mark.parametrize(
@@ -181,18 +178,15 @@ def continuum(tool: str, pause: float, pins: bool = True) -> Served:
 def test_continuum_waits_for_short_tools(
     tool: str, pause: float, pins: bool, admitted: tuple[float, float], hits: int
 ) -> None:
-    _, second, other = continuum(tool, pause, pins).requests
+    policy = Continuum(Fixed(20), known(), pins)
+    _, second, other = serve(policy, two_jobs(tool, pause), memory=10, eviction=SoftTTL(known())).requests
     assert ((second.admitted_at, other.admitted_at), second.num_cached_tokens) == (admitted, hits)
 
 
 @pytest.mark.parametrize("eviction", [LRU(), SoftTTL(known())])
 def test_a_tool_that_never_ends_blocks_nobody(eviction: Eviction) -> None:
     """The client of J1 does not come back: its pin ends by time, without an event at the engine."""
-    jobs = [
-        Session("J1", [Turn(2, 5, extra={"tool": "ls"}), Turn(2, 1, (0,), 1e6, 0)]),
-        Session("J2", [Turn(8, 1, pause=4.0)]),
-    ]
-    served = serve(Continuum(Fixed(20), known()), jobs, memory=10, eviction=eviction)
+    served = serve(Continuum(Fixed(20), known()), two_jobs("ls", 1e6), memory=10, eviction=eviction)
     assert served.requests[2].admitted_at == 7.0
 
 
@@ -252,15 +246,11 @@ def test_the_wastes_are_those_of_infercept_s_code_and_paper() -> None:
 def test_infercept_keeps_what_wastes_less(
     paper: bool, mean: float, pause: float, swap: float | None, admitted: tuple[float, float], hits: tuple[int, int]
 ) -> None:
-    """The jobs of `continuum`; a token takes 0.1 s: computing 6 again wastes 0.1 * 6 * 6. hits: all, and in host memory.
+    """A token takes 0.1 s: computing 6 again wastes 0.1 * 6 * 6. hits: all, and in host memory.
 
     swap: seconds to copy a block out or back; 6 out and back waste 2 * 6 * 6 times that.
     """
-    jobs = [
-        Session("J1", [Turn(2, 5, extra={"tool": "ls"}), Turn(2, 1, (0,), pause, 0)]),
-        Session("J2", [Turn(8, 1, pause=4.0)]),
-    ]
-    pauses = Pauses()
+    jobs, pauses = two_jobs("ls", pause), Pauses()
     pauses.add("ls", mean)
     policy = InferCept(Fixed(20), pauses, 384, 0.0, 0.1, paper, swap is not None)
     cost = CostFunction(SECOND.predict, lambda num_out, num_back, size: (swap or 0.0) * (num_out + num_back))
@@ -298,17 +288,8 @@ def test_infercept_refuses_iterations_that_cannot_be(arguments: Any) -> None:
 
 # -- any sessions -----------------------------------------------------------------------------------------------------
 
-BY_SESSION = [
-    "plas",
-    "atlas",
-    "continuum",
-    "infercept",
-    "infercept_paper",
-    "aimd",
-    "thunder",
-    "justitia",
-    "session_affinity",
-]
+BY_SESSION = ["plas", "atlas", "continuum", "infercept", "infercept_paper"]
+BY_SESSION += ["aimd", "thunder", "justitia", "session_affinity"]
 
 
 @pytest.mark.long
