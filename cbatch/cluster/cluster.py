@@ -15,7 +15,7 @@ from cbatch.arrivals import Arrivals, Listed, check_all
 from cbatch.cluster.checked_router import CheckedRouter
 from cbatch.cluster.merging import Executors, Merger
 from cbatch.cluster.pool_routers import PoolRouters
-from cbatch.cluster.reports import Reporter
+from cbatch.cluster.reporter import Reporter
 from cbatch.cluster.routers import Reject, Route, Router
 from cbatch.cluster.scaling import Fleet, Scaling
 from cbatch.cluster.transfers import Moves, Transfers
