@@ -246,4 +246,4 @@ def test_a_profile_states_the_errors_of_the_comparisons_that_it_names(
     content = json.loads((PROFILES / f"{name}.json").read_text()) | statement([*map(Path, files.split(","))], name)
     found = make_profile(content).compared
     assert stated == {loop: replace(known, date=stated[loop].date) for loop, known in found.items()}
-    assert stated.keys() == ({"async", "sync"} if name == "h200" else {"async"})
+    assert stated.keys() == ({"async", "sync", "async, 2 GPUs"} if name == "h200" else {"async"})
