@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from test_transfers import ROLES, replica, serve
 
-from cbatch import ConfigError, FinishReason, PolicyError, Request, WorkloadError
+from cbatch import ConfigError, FinishReason, Plan, PolicyError, Request, View, WorkloadError
 from cbatch.arrivals import Listed
 from cbatch.cluster import Cluster, ClusterView, Moves, Reject, Role, RoundRobin, Route
 from cbatch.errors import StallError
@@ -169,6 +169,21 @@ def test_a_lease_ends_such_a_wait() -> None:
     requests = [Request(id_, 40, 4) for id_ in range(4)]
     serve([replica(num_blocks=64) for _ in BOTH], requests, Moves(1, FREE, lease=5.0), BOTH, Across())
     assert all(request.finish_reason is FinishReason.LENGTH for request in requests)
+
+
+class NeverDecodes:
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        for request in view.waiting[:]:
+            plan.add(request, whole=True)
+        return plan.build()
+
+
+def test_a_policy_that_does_not_go_on_is_named_before_what_waits_for_it() -> None:
+    """The first request never decodes, so that the decoder has no room for the second one."""
+    requests = [Request(id_, 40, 4) for id_ in range(2)]
+    with pytest.raises(StallError, match=r"policy NeverDecodes, .* 1 running requests"):
+        serve([replica(), replica(num_blocks=64, policy=NeverDecodes())], requests, Moves(1, FREE))
 
 
 class AcceptsNothing(RoundRobin):
