@@ -177,7 +177,7 @@ class ProfileCost:
         asynchronous: which loop; None: neither. own_host: whether the run, not the profile, states the host time.
         """
         profile, origins = self.profile, self.origins()
-        known, otherwise = profile.error_of(self.spec, self.topology.num_gpus, asynchronous), profile.error
+        known, otherwise = profile.error_of(self.spec, self.topology, asynchronous), profile.error
         if asynchronous is None:
             del origins["host"]
         elif own_host:

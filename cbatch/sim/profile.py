@@ -154,14 +154,17 @@ class Profile:
         times = (model and model.host) or self.host
         return times["async" if asynchronous else "sync"] if times else HostTime(0.0)
 
-    def error_of(self, spec: ModelSpec, num_gpus: int, asynchronous: bool | None) -> Compared | None:
-        """Returns the error of such runs, or None if none was compared.
+    def error_of(self, spec: ModelSpec, topology: Topology, asynchronous: bool | None) -> Compared | None:
+        """Returns the error of such runs, or None if none was compared. Comparisons on several GPUs are of tensor parallelism.
 
         asynchronous: which loop; None: neither, as for single iterations.
         """
         measured = self.models.get(name := self.measured_as(spec) or spec.name)
-        for of, known in self.compared.items() if not (measured and measured.differs(spec)) else ():
-            if asynchronous in (None, of.startswith("async")) and name in known.models and num_gpus == known.gpus:
+        if topology.num_gpus != topology.tensor_parallel or (measured and measured.differs(spec)):
+            return None
+        for of, known in self.compared.items():
+            of_loop = asynchronous in (None, of.startswith("async"))
+            if of_loop and name in known.models and topology.num_gpus == known.gpus:
                 return known
         return None
 

@@ -90,24 +90,30 @@ def test_a_result_lists_the_entries_that_were_not_measured(spec: ModelSpec, tens
 
 
 @pytest.mark.parametrize(
-    ("model", "topology", "asynchronous", "stated"),
+    ("model", "topology", "asynchronous", "compared"),
     [
-        ("llama-3.1-8b", Topology(), True, True),
-        ("llama-3.1-8b", Topology(), None, True),  # single iterations
-        ("llama-13b", Topology(), None, False),
-        ("llama-13b", Topology(), True, False),
-        ("llama-3.1-8b", Topology(tensor_parallel=4), True, False),
-        ("llama-3.1-8b", Topology(replicas=2), True, False),
+        ("llama-3.1-8b", Topology(), True, "async"),
+        ("llama-3.1-8b", Topology(), None, "async"),  # single iterations
+        ("llama-13b", Topology(), None, ""),
+        ("llama-13b", Topology(), True, ""),
+        ("llama-3.1-8b", Topology(tensor_parallel=2), True, "async, 2 GPUs"),
+        ("llama-3.1-8b", Topology(tensor_parallel=2), False, ""),
+        ("llama-3.1-8b", Topology(tensor_parallel=4), True, ""),
+        ("llama-3.1-8b", Topology(pipeline_stages=2), True, ""),
+        ("llama-3.1-8b", Topology(replicas=2), True, ""),
     ],
 )
 def test_an_error_is_stated_only_where_it_was_established(
-    model: str, topology: Topology, asynchronous: bool | None, stated: bool
+    model: str, topology: Topology, asynchronous: bool | None, compared: str
 ) -> None:
     profile = load_profile("h200")
     found = ProfileCost(profile, load_spec(model), topology).provenance(asynchronous)
-    text = "largest error: mean 7%, P50 11%, P90 14%, P99 30%; batch 48, load 70-90%"
-    assert found["error"] == (text if stated else NOT_COMPARED)
-    assert found["compared"] == (asdict(profile.compared["async"]) if stated else {})
+    texts = {
+        "async": "largest error: mean 7%, P50 11%, P90 14%, P99 30%; batch 48, load 70-90%",
+        "async, 2 GPUs": "largest error: mean 5%, P50 5%, P90 5%, P99 16%; batch 48, load 70-90%",
+    }
+    assert found["error"] == texts.get(compared, NOT_COMPARED)
+    assert found["compared"] == (asdict(profile.compared[compared]) if compared else {})
     json.dumps(found)
 
 
@@ -138,13 +144,13 @@ def test_tables_and_errors_are_those_of_a_shape_and_not_of_a_name(change: dict[s
 def test_each_loop_states_its_own_error() -> None:
     """One that was not compared has none, whatever the other has."""
     profile = load_profile("h200")
-    assert profile.compared.keys() == {"async", "sync"}
+    assert profile.compared.keys() == {"async", "sync", "async, 2 GPUs"}
     profile = replace(profile, compared={"async": profile.compared["async"]})
-    assert profile.error_of(LLAMA_8B, 1, asynchronous=False) is None
+    assert profile.error_of(LLAMA_8B, Topology(), asynchronous=False) is None
     sync = replace(profile.compared["async"], largest_error={"TTFT mean": 0.08, "TBT P90": 0.11}, loads=(0.75,))
     both = replace(profile, compared={**profile.compared, "sync": sync})
     assert sync.text == "largest error: mean 8%, P90 11%; batch 48, load 75%"
-    assert both.error_of(LLAMA_8B, 1, asynchronous=False) == sync
+    assert both.error_of(LLAMA_8B, Topology(), asynchronous=False) == sync
     stated = ProfileCost(replace(profile, compared={}, error="within 5%"), LLAMA_8B)
     errors = [stated.provenance(True, own_host=own_host)["error"] for own_host in (False, True)]
     assert errors == ["within 5%", NOT_COMPARED]

@@ -145,7 +145,7 @@ def test_tables_plots_and_comparisons_have_the_same_notes(tmp_path: Path) -> Non
     comparison = report(read_replications([tmp_path])).splitlines()
     assert comparison[-3:] == notes and comparison[-4].startswith(tail)
     for figure in (curves.latency_vs_rate(tmp_path), curves.attainment(tmp_path), latency_cdf.draw(tmp_path)):
-        assert figure.get_supxlabel().splitlines()[:3] == notes
+        assert figure.get_label().splitlines()[:3] == notes
     assert tail in curves.latency_vs_rate(tmp_path).get_supxlabel()
     assert tail not in curves.latency_vs_rate(tmp_path, percentiles=(50,)).get_supxlabel()
 
