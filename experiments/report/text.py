@@ -45,13 +45,17 @@ def gpus_texts(settings: Mapping[str, Any], pools: Mapping[str, Any] | None = No
     texts = [words.format(values[key]) for key, words in _GPUS.items() if values[key] != "1"]
     if (replicas := str(settings.get("backend.replicas", 1))) != "1":
         unlike = " and ".join(f"{pool['replicas']} {name}" for name, pool in (pools or {}).items())
-        texts.append(f"{unlike or replicas} replicas")
+        texts.append(f"{'at most ' * bool(settings.get('autoscale'))}{unlike or replicas} replicas")
         if router := settings.get("backend.router"):
-            of_pools = (f"{name}: {settings.get(f'backend.pools.{name}.router')}" for name in pools or {})
-            own = "; ".join(text for text in of_pools if not text.endswith(": None"))
+            routers = {name: settings.get(f"backend.pools.{name}.router") for name in pools or {}}
+            own = "; ".join(f"{name}: {given}" for name, given in routers.items() if given)
+            roles = sorted(str(settings.get(f"backend.pools.{name}.role")) for name in routers)
             arguments = {key.removeprefix(_ROUTER): settings[key] for key in settings if key.startswith(_ROUTER)}
             arguments.pop("seed", None)
-            texts.append(f"router {describe(class_name(str(router)), arguments)}" + f" ({own})" * bool(own))
+            if all(routers.values()) and roles == ["decode", "prefill"]:  # one pool for each stage: it is not asked
+                texts.append(f"routers {own}")
+            else:
+                texts.append(f"router {describe(class_name(str(router)), arguments)}" + f" ({own})" * bool(own))
         if (age := float(settings.get("backend.staleness", 0))) > 0:
             texts.append(f"reports {age:g} s old")
     return texts
@@ -153,9 +157,10 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "iterations", f"{each}; {whole}{count_text(num, 'iteration')}" if whole else f"{num} of {each}"
     used = f"{share(mean['kv_use_mean'])} used, at most {share(mean['kv_use_peak'])}"
     again = f"{number(run.get('recomputed_tokens'))} tokens recomputed ({share(run.get('recomputed_share'))})"
+    cause = "moves or preemptions" if transfers else "preemptions"
+    again += f" after {cause}" * bool(transfers)
     yield "KV cache", f"{used}; {whole}{count_text(run['preemptions'], 'preemption')}, {again}"
     if cache := summary.get("prefix_cache"):
-        cause = "moves or preemptions" if "transfers" in summary else "preemptions"
         cached, again = number(cache["cached_tokens"]), number(cache["cached_again_tokens"])
         found = f"{share(cache['hit_share'])} of prompt tokens found ({cached}), {again} after {cause}"
         yield "prefixes", f"{found}; {whole}{number(cache['evicted_blocks'])} blocks evicted"
@@ -182,10 +187,18 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         watts = f"{number(energy['watts'])} W on average"
         if "at_limit_share" in energy:
             watts += f"; {format_share(energy['at_limit_share'])} of the device's time at the power limit"
+        if summary["about"]["simulated"] and _shares_gpus(summary["about"]):
+            watts += "; with several GPUs per replica not compared with measurements"
         yield "energy", f"{number(energy['joules_per_token'])} J per output token, {watts}"
     elif problem := summary["about"].get("energy", {}).get("unknown"):
         yield "energy", f"not measured: {problem}"
     yield "active", f"device {share(mean['device_active_share'])}, host {share(mean['host_active_share'])}"
+
+
+def _shares_gpus(about: Summary) -> bool:
+    """Returns whether several GPUs share the work of a replica."""
+    one = {key: about["identity"].get(f"backend.{key}", 1) for key in _GPUS}
+    return any(int(pool[key]) > 1 for pool in about.get("pools", {"": one}).values() for key in _GPUS)
 
 
 def _price_text(cost: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from hand_made import end, make_record, make_summary, write_run
 from test_figures import FIGURES
 
 from cbatch import SLO, ConfigError, FinishReason, Request
+from cbatch.record import Life
 from cbatch.results.metrics import Objectives, collect_served
 from cbatch.results.service import service_of
 from experiments.report import text as texts
@@ -174,6 +175,9 @@ def test_a_run_says_which_gpus_it_has_and_what_each_replica_serves() -> None:
     title, *lines = run_text(summary).splitlines()
     assert title.endswith(", async, tensor parallelism 2, 4 pipeline stages, 3 replicas, router First")
     assert "replicas    0 to 3 requests each" in lines
+    record.lives = [Life(0, 0.0, 0.0), Life(1, 0.0, 0.0), Life(2, 1.0)]
+    scaled = make_summary(record, num_replicas=3)["replicas"]
+    assert (scaled["least_requests"], scaled["most_requests"]) == (1, 3), "without one that was never ready"
     assert (
         texts.gpus_texts({"backend.replicas": 1, "backend.router": "round_robin", "backend.tensor_parallel": 1}) == []
     )
@@ -181,6 +185,49 @@ def test_a_run_says_which_gpus_it_has_and_what_each_replica_serves() -> None:
     router = {"router": "cache_aware", "router.fallback": "tree", "router.seed": 3}
     given = {f"backend.{key}": value for key, value in router.items()}
     assert texts.gpus_texts({"backend.replicas": 2, **given}) == ["2 replicas", "router cache_aware(fallback=tree)"]
+    scaled = {"backend.replicas": 12, "autoscale": "fixed"}
+    assert texts.gpus_texts(scaled) == ["at most 12 replicas"]
+
+
+@pytest.mark.parametrize(
+    ("other", "own", "role", "text"),
+    [
+        ("prefill", "random", "decode", "routers a: random; b: tree"),
+        ("prefill", None, "decode", "router round_robin (b: tree)"),
+        ("both", "random", "both", "router round_robin (a: random; b: tree)"),
+    ],
+)
+def test_the_clusters_router_is_named_where_it_is_asked(other: str, own: str | None, role: str, text: str) -> None:
+    """One pool prefills and one decodes: with routers of their own the cluster's has nothing to choose."""
+    pools = {"a.role": other, "a.router": own, "b.role": role, "b.router": "tree"}
+    settings = {f"backend.pools.{key}": value for key, value in pools.items()}
+    settings |= {"backend.replicas": 2, "backend.router": "round_robin"}
+    assert texts.gpus_texts(settings, {"a": {"replicas": 1}, "b": {"replicas": 1}})[1:] == [text]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "pools", "is_simulated", "noted"),
+    [
+        (2, {}, True, True),
+        (1, {}, True, False),
+        (2, {}, False, False),
+        (1, {"a": 1, "b": 4}, True, True),
+        (2, {"a": 1, "b": 1}, True, False),
+    ],
+)
+def test_joules_of_several_gpus_per_replica_are_not_compared(
+    gpus: int, pools: dict[str, int], is_simulated: bool, noted: bool
+) -> None:
+    """Simulated ones; measured joules need no comparison. Of pools their own GPUs count."""
+    about = simulated() if is_simulated else {}
+    summary = make_summary(make_record(), about, {"backend": {"tensor_parallel": gpus}})
+    if pools:
+        summary["about"]["pools"] = {
+            name: {"tensor_parallel": own, "pipeline_stages": 1} for name, own in pools.items()
+        }
+    energy = {"joules_per_token": 0.5, "watts": 300.0}
+    text = run_text(summary | {"energy": energy})
+    assert text.count("with several GPUs per replica not compared with measurements") == noted
 
 
 Ends = tuple[float, float, float]
