@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from cbatch import ConfigError
 from experiments.plots.series import load_runs
@@ -40,9 +41,10 @@ def draw(folder: Path, look: Look = PLAIN) -> Figure:
     counts, edges = np.histogram(arrivals, _BINS, (0.0, end))
     below.stairs(counts / np.diff(edges), edges, color="black")
     above.set(ylabel="replicas")
+    above.yaxis.set_major_locator(MaxNLocator(integer=True))
     below.set(ylabel="arrivals\n[requests/s]", xlabel="time [s]", xlim=(0.0, end))
     for panel in (above, below):
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.05 * panel.dataLim.y1)
     add_title(figure, shown, str(run["label"]), above.get_legend_handles_labels()[0], look=look)
     return figure
 

@@ -29,6 +29,8 @@ def test_replicas_are_drawn_as_they_came_and_went(tmp_path: Path) -> None:
     assert ready[:4] == [[0, 1], [30, 2], [60, 1], ready[3]] and paid[:2] == [[0, 1], [20, 2]]
     assert 60 <= paid[2][0] < 62 and paid[2][1] == 1 and paid[-1][0] == ready[-1][0] > 80
     assert [line.get_label() for line in above.get_lines()] == ["paid", "ready"] and not below.get_lines()
+    assert above.get_ylim()[1] > 2 and all(tick.is_integer() for tick in above.get_yticks())
+    assert "at most 3 replicas" in re.sub(r"\s+", " ", above.figure.legends[0].get_title().get_text())  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="its number of replicas never changes"):
         replicas.draw(write_run(tmp_path / "other"))
 
