@@ -87,6 +87,11 @@ def _check(*arguments: str) -> int:
         source = copy_policy(policy)  # copies take much less time than building from settings
     ended: list[tuple[Ending, str]] = []
     drafts: list[int] = []
+    every = enumerate(tiny_scenarios(chunk))
+    tiny = [made for number, made in every if thorough or number % SHARE == 0 or len(made.arrivals) > 3]
+    random = f", then {num_random:,} random ones for each property without a counterexample" if num_random else ""
+    sizes = f"prompts of 1 to {8 * chunk - 1} tokens, outputs of 1 to {MOST_OUTPUT}, about 1 ms per iteration"
+    print(f"{name}, {len(tiny):,} tiny workloads{random}: {sizes}", flush=True)
     with bar(unit=" workloads", delay=0.1) as tried:
 
         def count(history: PolicyHistory) -> None:
@@ -94,8 +99,6 @@ def _check(*arguments: str) -> int:
             drafts.extend(number for decision in history.decisions for number in drafts_of(decision).values())
             tried.update()
 
-        every = enumerate(tiny_scenarios(chunk))
-        tiny = (made for number, made in every if thorough or number % SHARE == 0 or len(made.arrivals) > 3)
         how: Any = {"num_random": num_random, "tiny": tiny, "patience": patience, "eviction": eviction, "tick": count}
         verdicts = search(source, PROPERTIES, chunk, **how)
     _report(name, chunk, verdicts, ended)
@@ -141,10 +144,10 @@ def _plug_in(overrides: Sequence[str]) -> Subject | None:
 
 def _check_plug_in(subject: Subject, num_random: int, require: Sequence[str], thorough: bool) -> int:
     number = max(num_random * (SHARE if thorough else 1), 1)
+    sizes = f"turns of chats on {BLOCK}-token blocks, about 1 ms per iteration"
+    print(f"{subject.name}, {number:,} workloads at most: {sizes}\n", flush=True)
     with bar(unit=" workloads", delay=0.1) as tried:
         found = find(subject, number, tried.update)
-    sizes = f"turns of chats on {BLOCK}-token blocks, about 1 ms per iteration"
-    print(f"{subject.name}, {number:,} workloads at most: {sizes}\n")
     untested = {"blind"} if {"legal", "deterministic"} & found.keys() else frozenset[str]()
     _print_verdicts(subject.rules, subject.needed, found, untested)
     print('"yes" means no counterexample, which is no proof; "-" means not tested, as runs cannot be compared')
@@ -160,8 +163,6 @@ def _report(name: str, chunk: int, verdicts: Verdicts, ended: Sequence[tuple[End
     if 0 < len(refusals) == tried:
         remedy = f"give it settings for small limits, or a larger chunk than {chunk}"
         raise ConfigError(f'policy {name}: {refused} "{refusals[0]}"; {remedy}')
-    sizes = f"prompts of 1 to {8 * chunk - 1} tokens, outputs of 1 to {MOST_OUTPUT}, about 1 ms per iteration"
-    print(f"{name}, {tried - len(refusals):,} workloads: {sizes}")
     if refusals:
         print(f'{refused} "{refusals[0]}"')
     print()

@@ -129,6 +129,7 @@ def _find_long_gap(history: PolicyHistory, chunk: int) -> Violations:
 _STEADY = f"a plan of decodes alone is repeated until something changes, even {LATER:g} s later; required of a policy with steady = True"
 _FAIR = f"no starvation: at most {OVERTAKEN_LIMIT} x batch later requests pass one that waits"
 _ITERATION_LEVEL = "admission at every iteration: no decodes alone while any waiting request would fit"
+_STALL_FREE = "every decode gets its token in each iteration that computes any, unless the KV cache has no block for it"
 _BOUNDED = "at most a chunk of prompt tokens lies between two tokens of a request"
 
 PROPERTIES = (
@@ -140,7 +141,7 @@ PROPERTIES = (
     Property("fair", False, _find_starvation, _FAIR),
     Property("work_conserving", False, _find_idling, "no iteration is empty while any waiting request would fit"),
     Property("iteration_level", False, _find_closed_batch, _ITERATION_LEVEL),
-    Property("stall_free", False, _find_stall, "every running request gets a token in every iteration"),
+    Property("stall_free", False, _find_stall, _STALL_FREE),
     Property("bounded_tbt", False, _find_long_gap, _BOUNDED),
 )
 NAMES = tuple(prop.name for prop in PROPERTIES)

@@ -69,6 +69,7 @@ def test_the_command_judges_a_policy_from_outside(
     assert main([f"policy={__name__}.{kind.__name__}", "random=0", "thorough=on"]) == status
     printed, error = capsys.readouterr()
     assert status == 2 or (printed.startswith(f"{kind.__name__}, ") and error == ""), "neither a chunk nor progress"
+    assert f", {len(scenarios):,} tiny workloads: " in printed.splitlines()[0], "said before the search"
     words = [line.split() for line in printed.splitlines()]
     printed_verdicts = {line[0]: line[1] for line in words if line and line[0] in NAMES}
     assert {key: printed_verdicts[key] for key in verdicts} == verdicts
