@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,14 @@ from cbatch.moves import Loading, Moved, hold
 from cbatch.record import Transfer
 from cbatch.request import Request
 
-if TYPE_CHECKING:
-    from cbatch.cluster.live import LiveCluster
+
+class Threads(Protocol):
+    """The threads of a cluster, as its transfers reach them. See `LiveCluster`."""
+
+    def post(self, replica: int, message: Any) -> None: ...
+    def tell(self, message: "Prefilled | BaseException") -> None: ...
+    def adopted(self, request: Request, replica: int) -> None: ...
+    def run_posted(self) -> None: ...
 
 
 class Prefilled(NamedTuple):
@@ -83,7 +89,7 @@ class LiveTransfers:
     """The moves of a cluster in real time."""
 
     def __init__(
-        self, moves: Moves, engines: Sequence[Engine], pairs: Iterable[tuple[int, int]], threads: "LiveCluster"
+        self, moves: Moves, engines: Sequence[Engine], pairs: Iterable[tuple[int, int]], threads: "Threads"
     ) -> None:
         """pairs: those between which requests may move."""
         assert moves.connect is not None, "real tokens need a copy of their blocks"
