@@ -1,7 +1,7 @@
 """Many simulated runs for one figure, on all cores."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from math import inf, nan
@@ -19,13 +19,19 @@ Figures = dict[str, float]
 
 
 def run_jobs(run: Callable[..., Figures], jobs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Returns a row for each job, in order: its arguments, and what `run` returns for them.
+    """Returns the rows of `rows_of`."""
+    return pd.DataFrame([*rows_of(run, jobs)])
+
+
+def rows_of(run: Callable[..., Figures], jobs: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields a row for each job, in order: its arguments, and what `run` returns for them.
 
     run: a function of a module, which other processes import.
     """
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         results = tqdm(pool.map(partial(_call, run), jobs), total=len(jobs), leave=False)
-        return pd.DataFrame([{**job, **figures} for job, figures in zip(jobs, results, strict=True)])
+        for job, figures in zip(jobs, results, strict=True):
+            yield {**job, **figures}
 
 
 def _call(run: Callable[..., Figures], job: Mapping[str, Any]) -> Figures:

@@ -8,6 +8,7 @@ Rows that folder/roles/runs.csv has already are not simulated again, unless with
 """
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from experiments.plots.style import line_style, new_figure, print_style
 from experiments.report.intervals import compare, mean_of
 from experiments.store.provenance import write_text
 from reproduction import RESULTS
-from reproduction.papers.jobs import run_jobs
+from reproduction.papers.jobs import rows_of
 from reproduction.parts import legend
 from reproduction.validation.compare import tables_of
 
@@ -52,23 +53,20 @@ NAMES = {"conv": "conversations", "code": "code"}
 
 
 def main(traces: str, seeds: int = 5, folder: str = RESULTS) -> None:
-    """Simulates what is missing, and writes runs.csv, roles.png and table.md."""
+    """Simulates what is missing, and writes runs.csv, after each run too, roles.png and table.md."""
     place, tables = Path(folder) / "roles", tables_and_links()
     path = place / "runs.csv"
     data = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=[*KEY, "tables"])
     data = data[data["tables"] == tables]
     known = set(map(tuple, data[KEY].to_numpy().tolist()))
     cells = [(gpus, name, rate) for gpus, loads in LOADS.items() for name in loads for rate in loads[name]]
-    for seed in range(seeds):
-        keys = ((*cell, prefillers, seed) for cell in cells for prefillers in range(cell[0]))
-        if jobs := [dict(zip(KEY, key, strict=True)) | {"traces": traces} for key in keys if key not in known]:
-            rows = run_jobs(measure, jobs).drop(columns="traces").assign(tables=tables)
-            data = pd.concat([data, rows], ignore_index=True)
-            print(
-                rows.to_string(), write_text(path, data.to_csv(index=False, float_format="%.5g")), sep="\n", flush=True
-            )
-            data = pd.read_csv(path)  # rounded: table and figure are of the file
-    print(*save(draw(data), place, "roles.png"), write_text(place / "table.md", table(data)), sep="\n")
+    keys = [(*cell, number, seed) for seed in range(seeds) for cell in cells for number in range(cell[0])]
+    jobs = [dict(zip(KEY, key, strict=True)) for key in keys if key not in known]
+    for row in rows_of(partial(measure, traces=traces), jobs):
+        data = pd.concat([data, pd.DataFrame([row]).assign(tables=tables)], ignore_index=True)
+        write_text(path, data.to_csv(index=False, float_format="%.5g"))
+    data = pd.read_csv(path)  # rounded: table and figure are of the file
+    print(path, *save(draw(data), place, "roles.png"), write_text(place / "table.md", table(data)), sep="\n")
 
 
 def tables_and_links() -> str:
