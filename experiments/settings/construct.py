@@ -10,21 +10,18 @@ from pathlib import Path
 from pkgutil import resolve_name
 from sysconfig import get_path
 from traceback import extract_tb
-from types import NoneType, UnionType
-from typing import Any, get_args
+from typing import Any
 
 from cbatch import CbatchError, ConfigError, Eviction
 from cbatch.errors import Interruption
 from cbatch.validation import nearest, shorten
+from experiments.settings.plain_types import fits, words_of
 from policies.evictions import LRU
 
 _ROOT, _OURS = Path(__file__).parents[2], ("cbatch", "experiments", "policies")
 _FRAMEWORK = (str(_ROOT / package) for package in ("cbatch", "experiments"))
 _NOT_THE_USERS = ("<frozen", *_FRAMEWORK, *map(get_path, ("stdlib", "purelib", "platlib")))
 """Path prefixes of code in Python, installed packages and this framework."""
-
-_PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", NoneType: "null"}
-"""Types of values on a command line, with their names in errors."""
 
 _OWN_KEYS = ("_target_", "_convert_", "_recursive_")  # Hydra's `_convert_` and `_recursive_` have no effect
 
@@ -131,20 +128,18 @@ def check_argument(key: str, target: str, remedy: str = "") -> None:
 
 
 def _check_types(path: str, config: Mapping[str, Any]) -> None:
-    """Compares plain values in a section with the target's annotations, for parameters with plain types."""
+    """Compares the values in a section with the annotations of the target."""
     parameters = parameters_of(locate(path, config["_target_"])) if "_target_" in config else {}
     for key, value in config.items():
-        if isinstance(value, Mapping):
+        annotation = parameters[key].annotation if key in parameters else Any
+        fit, words = fits(value, annotation), words_of(annotation)
+        if isinstance(value, Mapping) and fit is None:
             _check_types(f"{path}.{key}", value)
-        elif key in parameters:
-            annotation, target = parameters[key].annotation, config["_target_"]
-            allowed = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-            named = " or ".join(name for kind, name in _PLAIN.items() if kind in allowed)
-            if value is None and isclass(annotation) and annotation is not Any:
-                raise ConfigError(f"{path}.{key}=null: {target} needs {named or f'one; choose it with {key}=NAME'}")
-            fits = type(value) in allowed or (type(value) is int and float in allowed)
-            if {*allowed} <= _PLAIN.keys() and not fits:
-                raise ConfigError(f"{path}.{key}={shorten(value)}: give {named}")
+        elif value is None and isclass(annotation) and annotation is not Any:
+            needed = f"one; choose it with {key}=NAME" if key in PASSED_ON else words or "a value"
+            raise ConfigError(f"{path}.{key}=null: {config['_target_']} needs {needed}")
+        elif fit is False:
+            raise ConfigError(f"{path}.{key}={shorten(value)}: give {words}")
 
 
 def parameters_of(target: Any) -> Mapping[str, inspect.Parameter]:
