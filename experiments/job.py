@@ -121,13 +121,14 @@ def run_alone(command: Command, settings: Settings) -> None:
 class SweepProgress(NamedTuple):
     """A sweep of `total` runs, of which `finished` had finished when it began, at the time `began`.
 
-    shared: the overrides that all of its runs have, which its lines leave out.
+    shared: the overrides that all of its runs have, which its lines leave out. others: finished runs in its folder that are not its own.
     """
 
     total: int
     finished: int
     began: float
     shared: frozenset[str] = frozenset()
+    others: int = 0
 
     def text(self, done: int) -> str:
         """Returns how many runs have finished, and how long the others take at the speed so far."""
@@ -202,7 +203,7 @@ def _finish(
                 print(f"{label} ...", flush=True)
             log = partial(print, " ", flush=True) if talks else lambda line: None
             summary = command.serve(settings, folder, replace=True, log=log, bar=alone)
-            done = progress.text(num_finished(folder.parent, command.result))
+            done = progress.text(num_finished(folder.parent, command.result) - progress.others)
             print(f"{command.line(label, summary)}; {done}", flush=True)
             return
         except ClaimedError as error:  # another worker has the same run, or one that survived an earlier command

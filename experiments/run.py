@@ -12,7 +12,18 @@ from functools import partial
 from pathlib import Path
 
 from cbatch import ConfigError
-from experiments.job import RUN, Command, SweepEnded, SweepProgress, num_finished, read_checked, run_alone, run_in_sweep
+from experiments.job import (
+    RUN,
+    Command,
+    SweepEnded,
+    SweepProgress,
+    folder_name,
+    num_finished,
+    read_checked,
+    run_alone,
+    run_in_sweep,
+)
+from experiments.report.text import count_text
 from experiments.settings.command_line import HELP, exit_status, no_such_option
 from experiments.settings.compose import compose, compose_sweep, show
 from experiments.settings.overrides import check_given_once, check_overrides, with_search_path, with_seeds
@@ -96,7 +107,11 @@ def _launch(overrides: list[str], command: Command, folder: Path) -> None:
     sweep = compose_sweep(*overrides, name=command.config)
     for composed in sweep.jobs:
         read_checked(command, composed)
-    progress = SweepProgress(len(sweep.jobs), num_finished(folder, command.result), time.time(), sweep.shared)
+    names = {folder_name(composed.name) for composed in sweep.jobs}
+    if others := [run for run in run_folders(folder, command.result) if run.name not in names]:
+        print(f"{folder} holds {count_text(len(others), 'run')} of other settings, which its table shows too", flush=True)
+    finished = num_finished(folder, command.result) - len(others)
+    progress = SweepProgress(len(sweep.jobs), finished, time.time(), sweep.shared, len(others))
     sweep.launch(partial(run_in_sweep, command, folder, sweep.in_turn, progress))
 
 

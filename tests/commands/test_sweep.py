@@ -68,6 +68,16 @@ def test_the_lines_of_a_sweep_name_what_varies(tmp_path: Path) -> None:
     assert progress.label(["batch=8"]) == ""
 
 
+def test_a_sweep_names_the_runs_of_other_settings_in_its_folder(tmp_path: Path) -> None:
+    """They are no part of how far it is; one command's run is not among them, since both have it."""
+    assert command("run", "-m", "sweep=s", "chunk=128,256", *QUICK, cwd=tmp_path).returncode == 0
+    done = command("run", "-m", "sweep=s", "chunk=256,384", *QUICK, cwd=tmp_path)
+    assert done.stdout.startswith("multirun/s holds 1 run of other settings, which its table shows too\n")
+    assert "; 2 of 2\n" in done.stdout
+    again = command("run", "-m", "sweep=s", "chunk=128,256,384", *QUICK, cwd=tmp_path)
+    assert "other settings" not in again.stdout
+
+
 @pytest.mark.long
 def test_a_table_has_the_order_of_the_latest_command_line(tmp_path: Path) -> None:
     """Also where it goes on with a sweep, whose finished runs had other places; sorted by name, orca would be first."""
