@@ -109,7 +109,9 @@ def _launch(overrides: list[str], command: Command, folder: Path) -> None:
         read_checked(command, composed)
     names = {folder_name(composed.name) for composed in sweep.jobs}
     if others := [run for run in run_folders(folder, command.result) if run.name not in names]:
-        print(f"{folder} holds {count_text(len(others), 'run')} of other settings, which its table shows too", flush=True)
+        print(
+            f"{folder} holds {count_text(len(others), 'run')} of other settings, which its table shows too", flush=True
+        )
     finished = num_finished(folder, command.result) - len(others)
     progress = SweepProgress(len(sweep.jobs), finished, time.time(), sweep.shared, len(others))
     sweep.launch(partial(run_in_sweep, command, folder, sweep.in_turn, progress))

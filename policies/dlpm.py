@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from heapq import merge
 from itertools import takewhile
+from math import inf
 from operator import attrgetter
 
 from cbatch import ConfigError, Plan, Request, View
@@ -27,8 +28,8 @@ class DLPM(PrefixOrder):
     def __init__(
         self, chunking: ChunkSelector, quantum: float, prompt_weight: float = 1.0, output_weight: float = 2.0
     ) -> None:
-        if not (quantum > 0 and prompt_weight > 0 and output_weight >= 0):
-            raise ConfigError(f"policy: need {quantum=} > 0, {prompt_weight=} > 0, {output_weight=} >= 0")
+        if not (quantum > 0 and 0 < prompt_weight < inf and 0 <= output_weight < inf):
+            raise ConfigError(f"policy: need {quantum=} > 0, and finite {prompt_weight=} > 0, {output_weight=} >= 0")
         super().__init__(chunking)
         self.quantum, self.prompt_weight, self.output_weight = quantum, prompt_weight, output_weight
         self.deficits: dict[str | None, float] = {}  # of all known clients

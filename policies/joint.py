@@ -14,6 +14,7 @@ Otherwise as Sarathi-Serve: decodes, then prompts in order; if the KV cache is f
 
 from collections.abc import Sequence
 from itertools import chain
+from math import inf
 
 import numpy as np
 
@@ -28,8 +29,10 @@ Pair = tuple[int, int]
 class Joint(Described):
     def __init__(self, tbt: float = 0.05, most: int = 2048, prompt_value: float = 1.0) -> None:
         """tbt: target in seconds. most: prompt tokens of an iteration. prompt_value: of a prompt token, in output tokens."""
-        if not tbt > 0 or most < 1 or not prompt_value >= 0:
-            raise ConfigError(f"policy: need {tbt=} above 0, {most=} of at least 1 and {prompt_value=} of at least 0")
+        if not tbt > 0 or most < 1 or not 0 <= prompt_value < inf:
+            raise ConfigError(
+                f"policy: need {tbt=} above 0, {most=} of at least 1 and a finite {prompt_value=}, at least 0"
+            )
         self.tbt, self.most, self.prompt_value = tbt, most, prompt_value
 
     def plan(self, view: View) -> Plan:

@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable
 from heapq import heappop, heappush
 
-from cbatch import Plan, Request, View
+from cbatch import ConfigError, Plan, Request, View
 from policies.chunking import ChunkSelector
 from policies.predictors import Predictor
 from policies.sarathi_serve import SarathiServe
@@ -25,6 +25,8 @@ class Justitia(RankedPrompts):
 
     def __init__(self, chunking: ChunkSelector, predictor: Predictor, window: int = 200) -> None:
         super().__init__(chunking, self._tag)
+        if window < 1:
+            raise ConfigError(f"policy.window={window}: give the number of ended jobs, at least 1")
         self.predictor, self.window = predictor, window
         self.tags: dict[Hashable, float] = {}
         self._spent: defaultdict[Hashable, float] = defaultdict(float)  # cost of the ended requests of jobs

@@ -6,6 +6,8 @@ most one prompt is long (longer than the target by itself); it gets at most a sh
 docs/policies/lars.md.
 """
 
+from math import inf
+
 from cbatch import BatchShape, ConfigError, Described, Plan, PlanBuilder, Request, View
 from policies.chunking.target_time import largest_chunk
 from policies.shared.falling_queue import FallingQueue
@@ -19,8 +21,8 @@ class LARS(Described):
 
     def __init__(self, target: float = 0.1, ttft: float = 10.0) -> None:
         """target: seconds of an iteration. ttft: seconds to the first token, for requests without such an objective."""
-        if not target > 0 or not ttft > 0:
-            raise ConfigError(f"policy: {target=} and {ttft=} must be above 0 seconds")
+        if not target > 0 or not 0 < ttft < inf:
+            raise ConfigError(f"policy: {target=} and {ttft=} must be above 0 seconds, and {ttft=} finite")
         self.target, self.ttft, self._waiting = target, ttft, FallingQueue()  # by relative slack
         self._arrived: list[Request] = []
         self._whole: dict[Request, float] = {}  # predicted seconds of the prompt

@@ -6,7 +6,7 @@ A predictor stands for a trained model. Unlike a policy, it may read a request's
 
 from abc import abstractmethod
 from collections import deque
-from math import exp, pi, sqrt
+from math import exp, inf, pi, sqrt
 from random import Random
 from weakref import WeakKeyDictionary
 
@@ -114,6 +114,8 @@ class Ranks(_Seeded):
 
     def __init__(self, sigma: float = 0.5, seed: int = 0) -> None:
         super().__init__(seed)
+        if not 0 <= sigma < inf:
+            raise ConfigError(f"predictor.sigma={sigma}: give a finite standard deviation of a logarithm, at least 0")
         self.sigma = sigma
 
     def output(self, request: Request) -> float:
@@ -130,6 +132,8 @@ class History(Predictor):
     """Predicts the mean output of the last `window` ended requests; before the first end, the limit."""
 
     def __init__(self, window: int = 200) -> None:
+        if window < 1:
+            raise ConfigError(f"predictor.window={window}: give the number of ended requests, at least 1")
         self.window = window
         self._ended: deque[int] = deque(maxlen=window)
 

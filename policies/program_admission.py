@@ -11,6 +11,7 @@ Both are from secondary notes, completed freely: docs/policies/program_admission
 
 from collections.abc import Iterator
 from itertools import chain
+from math import inf
 
 from cbatch import ConfigError, Plan, Request, View, is_steady
 from policies.chunking import ChunkSelector
@@ -37,8 +38,8 @@ class ProgramAdmission(SarathiServe):
     ) -> None:
         """least_found: share of the prompts of later turns; 0 if there is no prefix cache. width: programs at first, of `aimd`."""
         super().__init__(chunking)
-        if rule not in ("aimd", "thunder") or not period > 0:
-            raise ConfigError(f"policy: need {rule=} in aimd, thunder, and {period=} > 0")
+        if rule not in ("aimd", "thunder") or not 0 < period < inf:
+            raise ConfigError(f"policy: need {rule=} in aimd, thunder, and a finite {period=} > 0")
         self.rule, self.period, self.limit, self.least_found, self.width = rule, period, limit, least_found, width
         self.programs: Admission = Aimd(limit, least_found, width) if rule == "aimd" else Thunder(limit)
         self._next, self._preempted, self._found, self._asked, self._open = period, False, 0, 0, OpenPrograms()

@@ -29,8 +29,9 @@ class Slai(Described):
     ) -> None:
         """tbt: seconds, for requests without an objective. by_priority: higher `Request.priority` first."""
         check_budget(budget)
-        if order not in {"spf", "fcfs"} or budget < 1 or not tbt > 0:
-            raise ConfigError(f"policy: {order=} must be spf or fcfs, {budget=} at least 1, {tbt=} above 0")
+        if order not in {"spf", "fcfs"} or budget < 1 or not tbt > 0 or not (offset or 0) >= 0:
+            ranges = f"{budget=} at least 1, {tbt=} above 0, {offset=} null or at least 0"
+            raise ConfigError(f"policy: {order=} must be spf or fcfs, {ranges}")
         self.budget, self.order, self.offset, self.tbt, self.by_priority = budget, order, offset, tbt, by_priority
         self._queue, self._last, self._times = WaitingQueue(self._urgency), LastTimes(tbt), StepTimes()
         self._served: dict[Request, int] = {}  # iteration of the last chunk

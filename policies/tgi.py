@@ -12,7 +12,7 @@ alone, where TGI's validation refuses both. Prompt tokens are counted exactly, w
 TGI's newer backend (v3), which computes prompts in chunks and reuses prefixes, is not modelled.
 """
 
-from math import ceil
+from math import ceil, inf
 
 from cbatch import ConfigError, Plan, PlanBuilder, Request, View, WholePrompts
 
@@ -34,8 +34,8 @@ class Tgi(WholePrompts):
         max_waiting_tokens: tokens of the running batch after which one waiting request is enough.
         """
         limits = (max_batch_prefill_tokens, max_waiting_tokens, max_batch_total_tokens or 1)
-        if waiting_served_ratio < 0 or min(limits) < 1 or max_batch_total_tokens == 0:
-            raise ConfigError("policy: need waiting_served_ratio of at least 0, and limits of at least 1")
+        if not 0 <= waiting_served_ratio < inf or min(limits) < 1 or max_batch_total_tokens == 0:
+            raise ConfigError("policy: need a finite waiting_served_ratio of at least 0, and limits of at least 1")
         self.waiting_served_ratio, self.max_waiting_tokens = waiting_served_ratio, max_waiting_tokens
         self.max_batch_prefill_tokens, self.max_batch_total_tokens = max_batch_prefill_tokens, max_batch_total_tokens
         self._latest = -1  # iteration of prompts

@@ -10,6 +10,8 @@ Running requests are never preempted: their limit is reserved at admission. Ties
 paper's algorithm from secondary notes, the code (Ying1123/VTC-artifact) directly. Differences: docs/policies/vtc.md.
 """
 
+from math import inf
+
 from cbatch import ConfigError, Plan, Request, View, WholePrompts
 from policies.predictors import Predictor
 from policies.shared.clients import RateLimit, clients_by
@@ -38,8 +40,8 @@ class VTC(WholePrompts):
         rpm: most requests accepted per client within 60 s; None: all.
         """
         all_weights = (prompt_weight, output_weight, *(weights or {}).values())
-        if not all(isinstance(weight, int | float) and weight > 0 for weight in all_weights):
-            raise ConfigError(f"policy.{weights=}, {prompt_weight=}, {output_weight=}: weights must be above 0")
+        if not all(isinstance(weight, int | float) and 0 < weight < inf for weight in all_weights):
+            raise ConfigError(f"policy.{weights=}, {prompt_weight=}, {output_weight=}: weights must be finite, above 0")
         self.predictor, self.predict, self.charge_first, self.charge_hits = (
             predictor,
             predict,

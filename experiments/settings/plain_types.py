@@ -30,7 +30,8 @@ def _parts(annotation: Any) -> Sequence[Any]:
 
 def _fits_part(value: object, part: Any) -> bool | None:
     if isclass(part) and part in _PLAIN:
-        return type(value) is part or (type(value) is int and part is float)
+        is_nan = value != value  # which no parameter can use: all comparisons with it are false
+        return not is_nan and (type(value) is part or (type(value) is int and part is float))
     if (kind := get_origin(part)) in _LISTS:
         return isinstance(value, list) and _all([fits(item, get_args(part)[0]) for item in value])
     if kind in _MAPPINGS:

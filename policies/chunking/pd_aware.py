@@ -60,7 +60,8 @@ class PDAware(ChunkSelector):
         prompts = [prompt for prompt, _ in lengths]
         prompt = sum(prompts) / len(prompts)
         output = prompt / self.pd_ratio if self.pd_ratio else sum(tokens for _, tokens in lengths) / len(lengths)
-        if max(_change(prompt, self._chosen_for[0]), _change(output, self._chosen_for[1])) > self.tolerance:
+        change = max(_change(prompt, self._chosen_for[0]), _change(output, self._chosen_for[1]))
+        if not self.total or change > self.tolerance:
             self.total = best_total(view.cost, view.limits, _typical(prompts), output)
             self._chosen_for = prompt, output
 

@@ -4,6 +4,7 @@ The paper tunes `alpha` by replaying a window of requests. Here `alpha` is a con
 """
 
 from collections.abc import Sequence
+from math import inf
 
 from cbatch import CachedBlock, ConfigError, Eviction
 
@@ -14,9 +15,9 @@ class Marconi(Eviction):
     dynamic = True
 
     def __init__(self, alpha: float = 1.0) -> None:
-        """alpha: weight of the operations; 0 is LRU. Raises ConfigError if alpha is below 0."""
-        if alpha < 0:
-            raise ConfigError(f"alpha={alpha} must be at least 0")
+        """alpha: weight of the operations; 0 is LRU. Raises ConfigError if alpha is below 0 or not finite."""
+        if not 0 <= alpha < inf:
+            raise ConfigError(f"alpha={alpha} must be finite, and at least 0")
         self.alpha = alpha
 
     def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[float]:

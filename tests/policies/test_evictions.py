@@ -1,6 +1,7 @@
 """Which block goes, on the worked examples of each rule's source; `tests/kv/test_prefix_pool.py` has those of recency and Belady."""
 
 from itertools import product
+from math import inf
 
 import pytest
 
@@ -121,7 +122,7 @@ def test_the_time_to_live_follows_the_pauses_of_tools() -> None:
     assert eviction.until == {"S": 20.0} and SoftTTL(0).ttl == 0
 
 
-@pytest.mark.parametrize("make", [lambda: Marconi(-1), lambda: TLRU(-1, 0), lambda: SoftTTL(-1)])
+@pytest.mark.parametrize("make", [lambda: Marconi(-1), lambda: Marconi(inf), lambda: TLRU(-1, 0), lambda: SoftTTL(-1)])
 def test_settings_out_of_range(make: type[Eviction]) -> None:
     with pytest.raises(ConfigError, match="at least 0"):
         make()

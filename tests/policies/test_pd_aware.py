@@ -52,6 +52,18 @@ def test_its_throughput_is_within_2_percent_of_the_best_of_a_sweep(pd_ratio: flo
         assert throughput(selector, lengths) >= 0.98 * max(swept.values()), (selector.total, swept)
 
 
+def test_an_infinite_tolerance_keeps_the_first_choice() -> None:
+    """Prompts of 100 tokens, then of 900, between which another selector chooses again; the run does not stall without a first choice."""
+    lengths = [(100, 50)] * 40 + [(900, 50)] * 40
+    for tolerance, expected in ((float("inf"), best_for_lengths(100)), (0.05, best_for_lengths(900))):
+        throughput(selector := PDAware(tolerance=tolerance), lengths)
+        assert selector.total == expected
+
+
+def best_for_lengths(prompt: int) -> int:
+    return best_total(TiledCost(), Limits(BATCH, 4096, 4096, tile=TILE), [prompt], 50)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("prompt", "output"), [(2000, 60), (300, 300)])
 def test_requests_of_all_lengths_are_served_within_3_percent_of_the_sweep(prompt: int, output: int) -> None:

@@ -26,6 +26,7 @@ from policies.pauses import TimeToLive
         ("policy=continuum policy.ttl=5", "policy.ttl=5: give the keys of TimeToLive"),
         ("policy=sarathi policy.chunking=5", "policy.chunking=5: give the keys of ChunkSelector"),
         ("policy=trail policy.c={a:1}", "policy.c={'a': 1}: give a number"),
+        ("policy=infercept policy.seconds=nan", "policy.seconds=nan: give a number"),
         ("policy=trail policy.c=null", "policy.c=null: policies.trail.Trail needs a number"),
         ("policy=trail policy.predictor=null", "needs one; choose it with predictor=NAME"),
         (
@@ -46,6 +47,9 @@ def test_a_value_of_a_wrong_type_is_one_line(words: str, line: str) -> None:
     [
         (1, float, True),
         (True, int, False),
+        (float("nan"), float, False),
+        ([1, float("nan")], Sequence[float], False),
+        (float("inf"), float, True),
         (1.0, int, False),
         (None, float | None, True),
         ([], Sequence[int], True),
