@@ -75,7 +75,7 @@ class ProfileCost:
         self._attention = self.operations.attention
         self.max_batch = max_batch
         self._mixed = self._tables_of(self.operations, profile.card.prompts, mixed=True)
-        without_prompts = self.operations.measured.decode_only
+        without_prompts = self.operations.measured.without_prompts
         self._decode_only = self._tables_of(without_prompts or self.operations, profile.card.decodes, mixed=False)
         self._most_decodes = without_prompts.linear.sizes[-1] if without_prompts else math.inf
         with_drafts = self.operations.measured.drafted_only
@@ -212,7 +212,7 @@ class ProfileCost:
         @cache
         def head_seconds(number: int) -> float:
             seconds = head.at(number)
-            return factor * (seconds if head.covers(number) else max(seconds, least.at(number)))
+            return factor * (seconds if head.covers(number) or not seconds else max(seconds, least.at(number)))
 
         return _Tables(factor * self._layers, times, head_seconds)
 

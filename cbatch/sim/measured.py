@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from math import inf, log
 from typing import Annotated, Any
 
@@ -180,6 +181,17 @@ class Measured:
                 yield from (f"{part.name}.{inner.name}" for inner in fields(table))
             elif table is not None:
                 yield part.name
+
+    @property
+    def without_prompts(self) -> DecodeOnly | None:
+        """Returns `decode_only`, continued to the largest captured graph: there its products grow as those beside prompts do."""
+        alone, graphs, mixed = self.decode_only, self.captured_graphs, self.linear
+        if not (alone and graphs and mixed) or graphs.requests[-1] <= (most := int(alone.linear.sizes[-1])):
+            return alone
+        edges = pairwise([most, *(size for size in graphs.requests if size > most)])
+        last = alone.linear.seconds[-1] - mixed.at(most)
+        steps = [(size, last + mixed.at(high)) for low, high in edges for size in (low + 1, high)]
+        return replace(alone, linear=PiecewiseLinear.through([*zip(*alone.linear, strict=True), *steps]))
 
     @property
     def attention(self) -> TableAttention | None:

@@ -65,8 +65,8 @@ def test_an_engine_has_the_graphs_of_its_batch_and_no_launches_of_the_profiles_h
         profile.models["llama-3.1-8b"].tensor_parallel[1] for profile in (engine(8, 0.0), load_profile("h100"))
     )
     assert tables.captured_graphs and tables.captured_graphs.tokens == (1, 2, 4, 8, 16)
-    assert tables.decode_only and tables.linear and ours.linear and ours.other
-    decodes = tables.decode_only.linear
+    assert tables.without_prompts and tables.linear and ours.linear and ours.other
+    decodes = tables.without_prompts.linear
     assert decodes.at(241) == decodes.at(248) == pytest.approx(decodes.at(240) + 8 * (9.6685e-3 - 8.9752e-3) / 64)
     longer = ours.linear.at(1024) + ours.other.at(1024) - ours.linear.at(512) - ours.other.at(512)
     assert tables.linear.at(1024) == pytest.approx(14.375e-3 + longer)

@@ -14,7 +14,6 @@ an iteration that the tables lack.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -129,27 +128,23 @@ def engine(batch: int, seconds: float) -> Profile:
     """Returns `h100-vllm` for a server of at most this many requests, each of which adds seconds to an iteration.
 
     vLLM captures graphs of up to twice as many tokens. Where the profile's recordings have launches of their host in an iteration (beyond `GRAPHS`), products grow as in `h100`, which has graphs
-    there; where they have no decodes alone (beyond 240), these grow as products beside prompts do.
+    there.
     """
     profile, name = load_profile("h100-vllm"), "llama-3.1-8b"
     tables, ours = (each.models[name].tensor_parallel[1] for each in (profile, load_profile("h100")))
     linear, alone, graphs = tables.linear, tables.decode_only, tables.captured_graphs
     assert linear and alone and graphs and ours.linear and ours.other and profile.host
-    known, most = [point for point in zip(*linear, strict=True) if point[0] <= GRAPHS], int(alone.linear.sizes[-1])
+    known = [point for point in zip(*linear, strict=True) if point[0] <= GRAPHS]
     larger = [(size, ours.linear.at(size) + ours.other.at(size)) for size in ours.linear.sizes if size > GRAPHS]
     lack = linear.at(GRAPHS) - ours.linear.at(GRAPHS) - ours.other.at(GRAPHS)
     linear = PiecewiseLinear.through([*known, *((size, time + lack) for size, time in larger)])
-    beyond = {size: alone.linear.seconds[-1] + linear.at(size) - linear.at(most) for size in graphs.requests}
-    edges = pairwise(size for size in graphs.requests if size >= most)
-    steps = [(size, beyond[high]) for low, high in edges for size in (low + 1, high)]
-    decodes = PiecewiseLinear.through([*zip(*alone.linear, strict=True), *steps])
     head = PiecewiseLinear((1.0, 512.0), (seconds, 512 * seconds))
     captured = tuple(size for size in graphs.tokens if size <= 2 * batch)
     tables = replace(
         tables,
         linear=linear,
         head=head,
-        decode_only=replace(alone, linear=decodes, head=head),
+        decode_only=replace(alone, head=head),
         captured_graphs=replace(graphs, tokens=captured, fewest=(0,) * len(captured)),
     )
     host = {loop: replace(time, eager_seconds=LAUNCH) for loop, time in profile.host.items()}

@@ -83,6 +83,21 @@ def test_long_prompts_take_what_they_took_on_another_h100(tokens: int, whole: fl
     assert cost.predict(BatchShape(((tokens, 0),))) == pytest.approx(whole, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("name", "last", "step"),
+    [("h100-vllm", 240, 8 * (9.6685 - 8.9752) / 64), ("h200-vllm", 232, 8 * (7.3382 - 7.0758) / 64)],
+)
+def test_decodes_beyond_the_measured_ones_take_longer_by_what_tokens_beside_prompts_add(
+    name: str, last: int, step: float
+) -> None:
+    """vLLM has graphs of decodes up to 512 tokens. Beside prompts 192 and 256 tokens take these milliseconds."""
+    cost = ProfileCost(load_profile(name), LLAMA, max_batch=256)
+    at_last, next_graph, largest = (
+        1e3 * cost.predict(BatchShape((), number, 0)) for number in (last, last + 1, last + 8)
+    )
+    assert next_graph == pytest.approx(at_last + step, rel=2e-4) and largest == pytest.approx(next_graph, rel=1e-4)
+
+
 TURNS = [
     (0, 48.0, 7.77),
     (1, 49.5, 8.39),
