@@ -48,8 +48,11 @@ class ModelSpec:
             ("rope_theta", int | float, "a number"),
             ("tied_embeddings", bool, "true or false"),
         ):
-            if not isinstance(getattr(self, field), kind):
-                raise ConfigError(f"model.{field}={getattr(self, field)!r} must be {what}")
+            value = getattr(self, field)
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                raise ConfigError(f"model.{field}={value!r} must be {what}")
+        if not self.rope_theta > 0:
+            raise ConfigError(f"model.rope_theta={self.rope_theta} must be above 0")
         for field, known in (("family", FAMILIES), ("dtype", DTYPE_BYTES)):
             if (value := getattr(self, field)) not in known:
                 raise ConfigError(f"model.{field}={value!r} is unknown; choose one of {', '.join(known)}")
