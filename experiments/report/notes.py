@@ -1,6 +1,7 @@
 """Notes on results, below each run, table, plot and comparison: the origin of times, and the limits of the figures."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from experiments.store.sources import mixed
@@ -176,13 +177,14 @@ def beyond_text(abouts: Iterable[About]) -> str:
 
 
 def tail_text(counted: Iterable[Sequence[int]]) -> str:
-    """Says if P99s rest on few requests: in a run that is averaged fewer than `FEWEST_IN_TAIL` beyond them, else fewer than 1.
+    """Says if the P99 of a run rests on few requests, with fewer than `FEWEST_IN_TAIL` or none of them beyond it.
 
     counted: counted requests of each run, for each group of runs that share a table's row, a point or a side of a comparison.
     """
-    pooled = [number for group in counted for number in group if len(group) > 1 or number < 100]
-    if (fewest := min(pooled, default=100 * FEWEST_IN_TAIL)) >= 100 * FEWEST_IN_TAIL:
+    fewest, remedy = min(chain.from_iterable(counted), default=100 * FEWEST_IN_TAIL), f"serve {100 * FEWEST_IN_TAIL:,}"
+    if fewest >= 100 * FEWEST_IN_TAIL:
         return ""
     if fewest < 100:
         return f"a P99 of {fewest} request{'s' * (fewest != 1)} is nearly the maximum; serve more requests"
-    return f"P99s of TTFT are unreliable with {fewest} requests per run; serve {100 * FEWEST_IN_TAIL:,} or more"
+    beyond = f"only {fewest // 100} of {fewest} in a run {'lies' if fewest < 200 else 'lie'} beyond"
+    return f"P99s over requests are unreliable: {beyond}; {remedy} or more"

@@ -13,7 +13,7 @@ from cbatch.results.metrics import PERCENTILES
 from cbatch.results.utilisation import PHASES
 from experiments.report.headings import LATENCIES, flat
 from experiments.report.intervals import Compared, Mean, significant
-from experiments.report.notes import notes_of
+from experiments.report.notes import notes_of, tail_text
 
 Summary = Mapping[str, Any]
 
@@ -62,7 +62,7 @@ def gpus_texts(settings: Mapping[str, Any], pools: Mapping[str, Any] | None = No
 
 
 def run_text(summary: Summary) -> str:
-    """Returns a run in full: all metrics, and the latency percentiles that at least one request lies beyond."""
+    """Returns a run in full: all metrics, and the latency percentiles that at least one request lies beyond, with a warning if few do."""
     about, counted = summary["about"], summary["run"]["counted_requests"]
     title = "\n".join([title_of(about), *notes_of([about])])
     figures = tabulate(_figures(summary), tablefmt="plain", disable_numparse=True)
@@ -76,7 +76,7 @@ def run_text(summary: Summary) -> str:
         tables.append(("time to first token of turns [s]", rows))
     aligned = ("left", *["right"] * len(_RANKS))
     texts = [tabulate(rows, [head, *_RANKS], colalign=aligned, disable_numparse=True) for head, rows in tables if rows]
-    return "\n\n".join([title, figures, *texts])
+    return "\n\n".join(filter(None, [title, figures, *texts, tail_text([[counted]]) if counted >= 100 else ""]))
 
 
 def _latencies(whose: str, figures: Summary, counted: int) -> tuple[str, list[list[str]]]:
