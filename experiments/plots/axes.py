@@ -38,10 +38,19 @@ AXES = {
 """X axes by name in `x`."""
 
 
+_SETTINGS = {
+    **dict.fromkeys(("workload.arrivals.rate", "workload.rate"), "rate of arrivals, as set [1/s]"),
+    "workload.length": "length of a request [tokens]",
+    "chunk": "chunk [tokens]",
+    "prefix_cache": "prefix cache",
+}
+"""Names of settings, by key."""
+
+
 def axis_of(key: str) -> Axis:
     """Returns the axis of one setting."""
     named = (axis._replace(keys=(key,)) for axis in AXES.values() if key in axis.keys and key not in _RATES)
-    return next(named, Axis(key, (key,), "1,2,4"))
+    return next(named, Axis(_SETTINGS.get(key, key), (key,), "1,2,4"))
 
 
 def check_swept(runs: pd.DataFrame, folder: Path, name: str, axis: Axis) -> None:
@@ -64,7 +73,9 @@ def with_names(axis: Axis, runs: pd.DataFrame, labels: Mapping[str, str]) -> Axi
     values = runs[axis.keys[0]].dropna().unique().tolist() if len(axis.keys) == 1 else []
     if pd.to_numeric(pd.Series(map(str, values)), errors="coerce").notna().all():
         return axis
-    texts = {value: labels.get(str(value), class_name(str(value))) for value in values}
+    switches = {True: "on", False: "off"}  # as on a command line
+    names = {value: switches[value] if isinstance(value, bool) else class_name(str(value)) for value in values}
+    texts = {value: labels.get(str(value), labels.get(name, name)) for value, name in names.items()}
     if "belady" in texts and axis.keys[0] == "eviction":
         texts["belady"] += FUTURE
     return axis._replace(categories=texts)

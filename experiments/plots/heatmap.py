@@ -19,6 +19,7 @@ from experiments.plots.parts import label_log
 from experiments.plots.series import check_few, describe_points, leave_out, load_series, points_of, without_policies
 from experiments.plots.style import PAGE, PLAIN, Look, add_title, new_figure, print_style
 from experiments.report.headings import Heading, check_figure, heading_of
+from experiments.report.notes import tail_text
 from experiments.store.runs import price_text
 
 _PANEL, _CELL = 2.2, 0.45  # inches: of a panel beside others, and of a cell with a number, at least
@@ -53,7 +54,9 @@ def draw(folder: Path, look: Look = PLAIN, *, x: str, y: str, value: str) -> Fig
         panel.set(xlabel=axis_of(x).text, ylabel=axis_of(y).text)
         panel.label_outer()
     note, price = describe_points(places, "place", "mean"), price_text(frame, [value])
-    add_title(figure, frame, frame["heading"].iloc[0], note=note, below=price, look=look)
+    tail = tail_text([frame["run.counted_requests"].tolist()]) if value.endswith("p99") else ""
+    below = "\n".join(filter(None, [tail, price]))
+    add_title(figure, frame, frame["heading"].iloc[0], note=note, below=below, look=look)
     return figure
 
 

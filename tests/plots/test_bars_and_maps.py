@@ -77,12 +77,26 @@ def test_a_setting_may_be_given_by_the_last_part_of_its_key(tmp_path: Path) -> N
             curves.draw(tmp_path, x=x, y=("prefix_cache.hit_share",))
 
 
-@pytest.mark.parametrize("values", [("auto", 256), (True, False)], ids=["word", "switch"])
-def test_values_that_are_not_all_numbers_are_names(values: tuple[object, ...], tmp_path: Path) -> None:
-    for value in values:
-        write_run(tmp_path / str(value), settings={"batch": value}, speed=100.0)
-    [panel] = curves.draw(tmp_path, x="batch", y=(SPEED,)).axes
-    assert {text.get_text() for text in panel.get_xticklabels()} == {*map(str, values)}
+@pytest.mark.parametrize(
+    ("key", "axis", "names"),
+    [("batch", "batch", {"auto": "auto", 256: "256"}), ("prefix_cache", "prefix cache", {True: "on", False: "off"})],
+    ids=["word", "switch"],
+)
+def test_values_that_are_not_all_numbers_are_names(
+    key: str, axis: str, names: dict[object, str], tmp_path: Path
+) -> None:
+    for value in names:
+        write_run(tmp_path / str(value), settings={key: value}, speed=100.0)
+    [panel] = curves.draw(tmp_path, x=key, y=(SPEED,)).axes
+    assert ({text.get_text() for text in panel.get_xticklabels()}, panel.get_xlabel()) == ({*names.values()}, axis)
+
+
+def test_a_p99_of_few_requests_is_marked_in_a_heat_map(tmp_path: Path) -> None:
+    """Three requests per run."""
+    folder = write_ratios(tmp_path, SPEEDS)
+    for value, is_marked in (("ttft_seconds.p99", True), ("ttft_seconds.p50", False)):
+        figure = heatmap.draw(folder, x="workload.pd_ratio", y="policy", value=value)
+        assert ("a P99 of 3 requests" in figure.get_supxlabel()) == is_marked
 
 
 def test_a_cell_of_a_heat_map_is_the_mean_of_its_runs(tmp_path: Path) -> None:

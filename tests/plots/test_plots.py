@@ -240,7 +240,7 @@ def test_the_rate_on_the_axis_is_measured_whatever_the_setting_means(tmp_path: P
     assert [axes.get_title(loc="left") for axes in (trace, rate)] == ["azure", "open_loop"]
     key = "workload.arrivals.rate"
     setting = curves.draw(tmp_path, Look(runs="open"), x=key, y=("ttft_seconds.p50",)).axes[0]
-    assert (lines(setting)["prefill_first"][0], setting.get_xlabel()) == ([1, 4], key)
+    assert (lines(setting)["prefill_first"][0], setting.get_xlabel()) == ([1, 4], "rate of arrivals, as set [1/s]")
     figure = latency_cdf.draw(tmp_path, Look(runs="open_loop,4"))
     assert "open_loop(4), batches of at most 4, 32 requests/s" in figure.legends[0].get_title().get_text()
     assert "requests/s" not in latency_cdf.draw(tmp_path, Look(runs="open")).legends[0].get_title().get_text()
