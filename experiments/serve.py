@@ -2,6 +2,7 @@
 
 import gc
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
@@ -42,6 +43,23 @@ if TYPE_CHECKING:
 Loop = Callable[[Run, Path | None], RunRecord]
 
 AT_ONCE = 1000  # iterations that a streamed run holds before it keeps them
+
+
+class EarlierRuns:
+    """The runs that this process has served: frozen whenever the collector runs by itself, which would keep all of them to the end."""
+
+    def __init__(self) -> None:
+        self._most = 0.0
+
+    def collect(self) -> None:
+        """Frees what earlier runs have left, once memory has grown by a half since the latest collection. Call while nothing is frozen."""
+        if self._most and sys.getallocatedblocks() > self._most:
+            gc.collect()
+            self._most = 0.0
+        self._most = self._most or 1.5 * sys.getallocatedblocks()
+
+
+_EARLIER_RUNS = EarlierRuns()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -116,6 +134,7 @@ def serve(
         CbatchError: a setting that cannot be used, or a failure of the policy.
     """
     began, origin = time.perf_counter(), origin_of_run(settings)
+    _EARLIER_RUNS.collect()
     gc.freeze()  # imported modules outlive the run: the collector need not traverse them while requests are made
     resolved, share, rate = (settings, None, None) if largest else resolve_load(settings)
     run = assemble(resolved if folder else with_workload(resolved, resolved.workload), log, largest=largest)

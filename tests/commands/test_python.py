@@ -1,6 +1,8 @@
 """`simulate`, `serve` and `compare` of `experiments.api`: what they return is what the commands write and print."""
 
 import json
+import sys
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from cbatch import CachedBlock, CbatchError, Eviction, Plan, Request, View
 from cbatch.cluster import LeastLoaded
 from experiments.api import capacity, compare, plot, serve, simulate
 from experiments.compare import pairs_of, read_replications, table_of
+from experiments.serve import EarlierRuns
 from experiments.store.tables import read_requests, read_steps
 from experiments.workloads import GammaArrivals, OpenLoop, UniformLengths
 from policies.chunking import Fixed, TileAligned
@@ -22,6 +25,23 @@ from policies.sarathi_serve import SarathiServe
 
 LOADED = {"rate": 60, "requests": 40, "batch": 8}
 WORDS = ["workload=open_loop", "workload.arrivals.rate=60", "workload.num_requests=40", "batch=8", "backend=sim"]
+
+
+class Cycle:
+    """What a run leaves behind: objects that refer to each other, which only the collector frees."""
+
+    def __init__(self, number: int) -> None:
+        self.parts: list[object] = [self, *(object() for _ in range(number))]
+
+
+def test_what_earlier_runs_have_left_is_freed_once_memory_has_grown() -> None:
+    """By as much as there was, not by a hundredth; the next limit is that of the memory then."""
+    earlier = EarlierRuns()
+    earlier.collect()
+    for size, is_left in ((0.01, True), (1.0, False), (0.01, True)):
+        left = weakref.ref(Cycle(int(size * sys.getallocatedblocks())))
+        earlier.collect()
+        assert (left() is not None) == is_left
 
 
 class Tiring:
