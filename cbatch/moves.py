@@ -86,13 +86,13 @@ def give(state: State, request: Request, in_flight: Iterable[Step], now: float, 
         if starts := [step.start.item(step.requests.index(request)) for step in in_flight if request in step.requests]:
             written = min(*starts, state.table.known.item(row) - 1)  # with drafts in flight, starts are upper bounds
     blocks = state.pool.tables[row, : written // state.pool.block_size].copy()
-    left, lease = state.close(request), None
+    prefix, (left, lease) = request._prefix, (state.close(request), None)
     if left is not None and len(blocks):
         state.leases.append(lease := Lease(left, until))
     elif left is not None:
         state.free_row(left)
     request.move(num_computed)
-    request.status = Status.MOVING
+    request.status, request._prefix = Status.MOVING, prefix
     return Moved(blocks, lease, now)
 
 
@@ -166,13 +166,12 @@ def _room(state: State, request: Request, lacking: int, others: Sequence[Request
 
 
 def load(state: State, loading: Loading, now: float) -> None:
-    """Makes the blocks of a row findable, which are now the sender's, and frees the row."""
+    """Makes the blocks of a row findable, which are the sender's for all iterations from now on."""
     assert state.cache is not None
     pool, (_, row, _, hashes, _) = state.cache.pool, loading
     pool.now = now
     pool.register(row, hashes, len(hashes))
     pool.note_holder(row, loading.request.num_tokens)
-    state.free_row(row)
 
 
 def adopt(state: State, request: Request) -> None:
@@ -203,8 +202,8 @@ class Inbox:
 
     offered: given by another engine. wanted: not computed yet; the engine reserves blocks first. kept: these blocks, by the request's id.
     loading: blocks that are being copied. copied: ids of requests whose blocks are here; the copying thread adds them and wakes the engine.
-    accepts: decides whether there is room for the next request. read: begins to copy the sender's blocks. drop: ends the lease of a request
-    whose client has left. on_kept: called with a wanted request once its blocks are kept.
+    accepts: decides whether there is room for the next request. read: begins to copy the sender's blocks; returns whether iterations that are
+    launched from now on wait for the copy: then the request is admitted at once. drop: ends the lease of a request whose client has left. on_kept: called with a wanted request once its blocks are kept.
     """
 
     def __init__(self) -> None:
@@ -214,6 +213,7 @@ class Inbox:
         self.loading: dict[int, Loading] = {}
         self.copied: deque[int] = deque()
         self._freed: list[Loading] = []
+        self._ahead = set[int]()  # ids of requests that are here before their copies have ended
         self.accepts: Callable[[Room], bool] = has_room
         self.read: Callable[[Loading, Moved, float], object] = lambda loading, moved, now: None
         self.drop: Callable[[Request, Moved], object] = _end_lease
@@ -251,23 +251,31 @@ class Inbox:
                 return None
             if moved.lease.begin(now):
                 self.loading[request.id] = loading
-                self.read(loading, moved, now)
-                return True
+                if not self.read(loading, moved, now):
+                    return True
+                self._ahead.add(request.id)
+                load(state, loading, now)
+                return False
             kept = loading
         if kept is not None:
             state.free_row(kept.row)
         return False
 
     def _reserve(self, state: State, request: Request, num_blocks: int) -> Loading | None:
-        others = [loading.request for loading in (*self.loading.values(), *self.kept.values())]
+        ahead, loading = self._ahead, (*self.loading.values(), *self.kept.values())
+        others = [each.request for each in loading if each.request.id not in ahead]
         return reserve(state, request, num_blocks, others, self.accepts)
 
     def _take_copied(self, state: State, now: float) -> list[Request]:
         came = []
         while self.copied:
-            loading = self.loading.pop(self.copied.popleft())
-            load(state, loading, now)
-            if loading.request.status is Status.MOVING:  # its client has not left
+            loading = self.loading.pop(id_ := self.copied.popleft())
+            if is_ahead := id_ in self._ahead:
+                self._ahead.remove(id_)
+            else:
+                load(state, loading, now)
+            state.free_row(loading.row)
+            if not is_ahead and loading.request.status is Status.MOVING:  # its client has not left
                 adopt(state, loading.request)
                 came.append(loading.request)
         return came

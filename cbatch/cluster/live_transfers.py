@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.cluster.transfers import Moves
+from cbatch.cluster.transfers import Copy, Moves
 from cbatch.engine import Engine
 from cbatch.executor import Step
 from cbatch.kv import BlockPool
@@ -55,7 +55,7 @@ class _Sent:
     """The part of a request's blocks that is sent before the last copy.
 
     decoder, blocks: where they go. places: int32 [blocks, block size], of each token in `Step.sent`. there: bool, whether it is there, or on
-    its way. num_begun: copies. copies: blocks, bytes, start and end of those that have ended, seconds.
+    its way. num_begun: copies. latest: of these. copies: blocks, bytes, start and end of those that have ended, seconds.
     """
 
     decoder: int
@@ -63,6 +63,7 @@ class _Sent:
     places: NDArray[np.int32]
     there: NDArray[np.bool_]
     num_begun: int = 0
+    latest: Copy | None = None
     copies: list[tuple[int, int, float, float]] = field(default_factory=list)
 
     @classmethod
@@ -221,22 +222,28 @@ class LiveTransfers:
         else:
             function()
 
-    def _read(self, decoder: int, loading: Loading, moved: Moved, now: float) -> None:
+    def _read(self, decoder: int, loading: Loading, moved: Moved, now: float) -> bool:
+        """Copies what is missing. Returns True: iterations from now on wait for the copies."""
         pool, id_ = self._engines[decoder].state.pool, loading.request.id
         sent = self._sent.pop(id_, None) or _Sent.to(decoder, pool, loading)
         missing, pair = sent.missing(len(moved.blocks)), (self._prefiller_of[id_], decoder)
         end = partial(self._end, pair, sent, loading, moved, now)
         if len(missing):
             self._copy(pair, sent, missing, moved)
-        self._in_order(pair, end) if sent.is_copying else end()
+        if sent.latest is None or not sent.is_copying:
+            end()
+            return False
+        sent.latest.precede()
+        self._in_order(pair, end)
+        return True
 
     def _copy(self, pair: tuple[int, int], sent: _Sent, missing: NDArray[np.int64], moved: Moved) -> None:
         """Begins to copy these of the sender's blocks."""
         sent.there[missing] = True
         sent.num_begun += 1
         start = self._engines[pair[1]].now()
-        wait = self._copies[pair]((moved.blocks[missing], sent.blocks[missing]))
-        self._in_order(pair, partial(self._wait, pair, sent, len(missing), start, wait))
+        sent.latest = copy = self._copies[pair]((moved.blocks[missing], sent.blocks[missing]))
+        self._in_order(pair, partial(self._wait, pair, sent, len(missing), start, copy))
 
     def _offer(self, decoder: int, request: Request, moved: Moved) -> None:
         self._engines[decoder].offer(request, moved, 0.0)
@@ -280,6 +287,6 @@ class LiveTransfers:
         self._threads.post(pair[1], partial(decoder.poke, 0.0))
         self._drop(request, moved)
 
-    def _wait(self, pair: tuple[int, int], sent: _Sent, number: int, start: float, wait: Callable[[], int]) -> None:
-        num_bytes = wait()
-        sent.copies.append((number, num_bytes, start, self._engines[pair[1]].now()))
+    def _wait(self, pair: tuple[int, int], sent: _Sent, number: int, start: float, copy: Copy) -> None:
+        num_bytes, late = copy.wait()
+        sent.copies.append((number, num_bytes, start, max(self._engines[pair[1]].now() - late, start)))

@@ -25,8 +25,19 @@ from cbatch.request import FinishReason, Request, leaves_at
 _LINK, _PREFILL, _LEFT = range(3)
 """Kinds of events, in the order in which those of one time happen."""
 
-Copier = Callable[[Any], Callable[[], int]]
-"""Begins to copy KV blocks, int32 [2, blocks], their numbers there and here; returns a function that waits for them and returns the bytes."""
+
+class Copy(Protocol):
+    """A copy of KV blocks that has begun."""
+
+    def wait(self) -> tuple[int, float]:
+        """Waits for its end. Returns the bytes, and for how many seconds it has been over."""
+
+    def precede(self) -> None:
+        """Lets the receiver's iterations that are launched from now on wait for it. Called by the thread that launches them."""
+
+
+Copier = Callable[[Any], Copy]
+"""Begins to copy KV blocks, int32 [2, blocks], their numbers there and here."""
 
 
 class Seconds(Protocol):

@@ -47,17 +47,26 @@ def num_leading(hashes: Sequence[BlockHash], held: Collection[BlockHash]) -> int
 
 
 class Prefix:
-    """The hashes of one request's blocks, made on demand. prompt: its tokens; None where their values do not matter."""
+    """The hashes of one request's blocks, made on demand: those that another engine has made are kept.
+
+    prompt: its tokens; None where their values do not matter.
+    """
 
     def __init__(self, request: Request, pool: PrefixPool, table: RequestTable) -> None:
         self._request, self._pool, self._table = request, pool, table
-        self.prompt = None if request.prompt is None else np.asarray(request.prompt, np.int32)
         size, spec = pool.block_size, spec_of(request)
+        self.prompt: NDArray[np.int32] | None
+        self._hashes: list[BlockHash]
+        earlier: Prefix | None = request._prefix
+        if earlier is not None and earlier._pool.block_size == size:
+            self.prompt, self._hashes = earlier.prompt, [*earlier._hashes]
+        else:
+            self.prompt = None if request.prompt is None else np.asarray(request.prompt, np.int32)
+            self._hashes = []
         self._num_parts = max(spec.hash_block // size, 1)  # blocks of a hash id
         self._trace_ids = spec.prefix_hashes if spec.hash_block else ()
         self._num_traced = min(len(self._trace_ids) * self._num_parts, spec.num_prompt_tokens // size)  # blocks
         self._texts: Sequence[tuple[Any, int]] = spec.texts or ((("request", spec.id), 0),)
-        self._hashes: list[BlockHash] = []
         self._num_found = 0
         self._seen = (-1, -1)  # the pool's version and the known tokens when the request was looked up
 

@@ -30,7 +30,7 @@ from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.host_memory import StageCopies
 from cbatch.runtime.iteration import Iteration
 from cbatch.runtime.slots import Slot
-from cbatch.runtime.streams import Streams
+from cbatch.runtime.streams import Event, Streams
 
 
 class LaunchedStep(NamedTuple):
@@ -74,6 +74,11 @@ class StreamExecutor:
             cache.connect(other) for cache, other in zip(chain(*self.caches), chain(*receiver.caches), strict=True)
         }
         return place
+
+    def follow(self, event: Event) -> None:
+        """Lets the iterations that are launched from now on wait for an event, of these devices or others."""
+        for compute in self._streams.compute:
+            compute.wait(event)
 
     def launch(self, step: Step) -> LaunchedStep:
         """Packs the step and enqueues its work without waiting."""

@@ -95,10 +95,13 @@ class Reached(NamedTuple):
 
 
 class ThreadEvent:
-    """An event of `ThreadStream`s. Owner and only writer: the host's thread, which records it."""
+    """An event of `ThreadStream`s. Owner and only writer: the host's thread, which records it.
 
-    def __init__(self) -> None:
-        self._latest: Future[Reached] | None = None
+    latest: the record, of an event that another thread reaches once.
+    """
+
+    def __init__(self, latest: "Future[Reached] | None" = None) -> None:
+        self._latest = latest
 
     def synchronize(self) -> None:
         if self._latest is not None and (failure := self._latest.result().failure):

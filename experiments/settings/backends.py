@@ -152,9 +152,9 @@ class Cpu(Real):
         return cpu.build(spec, limits, kv, self._with_own(options))
 
     def copies(self, sender: Any, receiver: Any) -> Copier:
-        from cbatch.runtime.transfers import copy_blocks
+        from cbatch.runtime.transfers import HostCopy, copy_blocks
 
-        return partial(partial, copy_blocks, sender.caches, receiver.caches)
+        return lambda pairs: HostCopy(partial(copy_blocks, sender.caches, receiver.caches, pairs), receiver.follow)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +256,7 @@ class Cuda(Real):
     def copies(self, sender: Any, receiver: Any) -> Copier:
         from cbatch.runtime.gpu.transfers import BlockCopies
 
-        return BlockCopies(sender.caches, receiver.caches)
+        return BlockCopies(sender.caches, receiver.caches, receiver.follow)
 
     def _with_own(self, options: Options) -> Options:
         return replace(super()._with_own(options), attention=self.attention)

@@ -20,11 +20,11 @@ from cbatch import Engine, Eviction, FinishReason, KVSize, Limits, Plan, Policy,
 from cbatch.arrivals import Listed
 from cbatch.cluster import LiveCluster, Moves, ReplicaView, Role, RoundRobin, Router
 from cbatch.cluster.live_transfers import Prefilled
-from cbatch.cluster.transfers import Copier
+from cbatch.cluster.transfers import Copier, Copy
 from cbatch.errors import PolicyError, StallError
 from cbatch.moves import Moved, Room
 from cbatch.request import spec_of
-from cbatch.runtime.transfers import copy_blocks
+from cbatch.runtime.transfers import HostCopy, copy_blocks
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.stall import Patience
 from policies.chunking import Fixed
@@ -159,7 +159,7 @@ def move_cluster(
 
 
 def connected(sender: Any, receiver: Any) -> Copier:
-    return partial(partial, copy_blocks, sender.caches, receiver.caches)
+    return lambda pairs: HostCopy(partial(copy_blocks, sender.caches, receiver.caches, pairs), receiver.follow)
 
 
 def connected_late(sender: Any, receiver: Any) -> Copier:
@@ -167,7 +167,7 @@ def connected_late(sender: Any, receiver: Any) -> Copier:
         time.sleep(0.01)
         return copy_blocks(sender.caches, receiver.caches, pairs)
 
-    return partial(partial, copy)
+    return lambda pairs: HostCopy(partial(copy, pairs), receiver.follow)
 
 
 @pytest.mark.parametrize(("push", "layers"), [(False, 1), (True, 1), (True, LLAMA.num_layers)])
@@ -201,9 +201,9 @@ def test_no_thread_is_woken_between_a_replica_that_learns_of_blocks_and_their_co
     begun, reference = list[tuple[bool, Status]](), greedy_references(LLAMA)[-1]
 
     def connect(sender: Any, receiver: Any) -> Copier:
-        def begin(pairs: Any) -> Callable[[], int]:
+        def begin(pairs: Any) -> Copy:
             begun.append((threading.current_thread() is cluster._replicas[1 - push].thread, request.status))
-            return partial(copy_blocks, sender.caches, receiver.caches, pairs)
+            return HostCopy(partial(copy_blocks, sender.caches, receiver.caches, pairs), receiver.follow)
 
         return begin
 
@@ -279,7 +279,7 @@ def test_kept_blocks_stay_until_the_copies_to_them_have_ended(leaves: bool) -> N
             assert gate.wait(LONG)
             return copy_blocks(sender.caches, receiver.caches, pairs)
 
-        return partial(partial, copy)
+        return lambda pairs: HostCopy(partial(copy, pairs), receiver.follow)
 
     policy: type[SarathiServe] = OneChunk if leaves else SarathiServe
     moves = Moves(0, PiecewiseLinear((1.0,), (0.0,)), True, lease=1e-9, connect=connect)
@@ -333,16 +333,16 @@ def test_kept_blocks_stay_until_the_iterations_that_write_to_them_have_ended() -
 
 
 def test_blocks_that_are_used_before_they_came_are_noticed() -> None:
-    """What the test above would notice: a copy that is reported before it has begun."""
+    """What the tests above would notice: iterations that do not wait for a copy of 50 ms, although its request is with them."""
 
     def connect(sender: Any, receiver: Any) -> Copier:
-        return lambda pairs: int
+        return lambda pairs: HostCopy(lambda: time.sleep(0.05) or 0, lambda event: None)
 
     with pytest.raises(RuntimeError, match="poison"):
         run(move_cluster(connect), asked(*[0.0] * 12))
 
 
-@pytest.mark.parametrize("copy", [lambda pairs: 1 // 0, lambda pairs: lambda: 1 // 0])
+@pytest.mark.parametrize("copy", [lambda pairs: 1 // 0, lambda pairs: HostCopy(lambda: 1 // 0, lambda event: None)])
 def test_an_exception_in_a_copy_ends_the_run(copy: Copier) -> None:
     """While it begins, or while its end is waited for."""
 

@@ -1,6 +1,7 @@
 """Replicas that come and go while requests move between them: none closes before what is bound for it is over."""
 
 import time
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -17,7 +18,7 @@ from cbatch import Request
 from cbatch.arrivals import Listed
 from cbatch.cluster import Cluster, ClusterView, LeastLoaded, LiveCluster, Moves, Role, Route, Scaling
 from cbatch.cluster.transfers import Copier
-from cbatch.runtime.transfers import copy_blocks
+from cbatch.runtime.transfers import HostCopy, copy_blocks
 from cbatch.sim.roofline import Affine
 from policies.evictions import LRU
 from policies.orca import Orca
@@ -123,7 +124,11 @@ def test_a_live_prefiller_drains_until_its_blocks_have_been_read(router: Any) ->
     """Copies begun at its end take 0.3 s; later prompts go to the other prefiller."""
 
     def connect(sender: Any, receiver: Any) -> Copier:
-        return lambda pairs: lambda: (time.sleep(0.3), copy_blocks(sender.caches, receiver.caches, pairs))[1]
+        def copy(pairs: Any) -> int:
+            time.sleep(0.3)
+            return copy_blocks(sender.caches, receiver.caches, pairs)
+
+        return lambda pairs: HostCopy(partial(copy, pairs), receiver.follow)
 
     moves = Moves(0, Affine(0.0, 0.0), connect=connect)
     roles, how = [Role.PREFILL] * 2 + [Role.DECODE], Scaling(UntilHalf(), tick=0.05, start_seconds=0.0, down_after=0.0)

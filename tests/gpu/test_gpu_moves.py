@@ -15,7 +15,7 @@ from test_gpu_tokens import AMPLE, KV, SCARCE
 from test_moves import Pair, random_moves
 
 from cbatch import FinishReason, KVSize
-from cbatch.cluster.transfers import Copier
+from cbatch.cluster.transfers import Copier, Copy
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.gpu import build as gpu
 from cbatch.runtime.gpu.transfers import PROGRAMS, BlockCopies, launcher
@@ -42,7 +42,7 @@ def test_scattered_blocks_arrive_as_they_were(dtype: str, devices: tuple[int, in
         for device in devices:
             torch.cuda.synchronize(device)
         source, target = torch.randperm(60)[:number], torch.randperm(41)[:number]
-        num_bytes = copies((source.numpy(), target.numpy()))()
+        num_bytes, _ = copies((source.numpy(), target.numpy())).wait()
         assert num_bytes == number * 16 * spec.kv_bytes_per_token
         for old, new in ((there.keys, here.keys), (there.values, here.values), (there.texts[None], here.texts[None])):
             assert torch.equal(old[:, source].cpu(), new[:, target].cpu())
@@ -115,7 +115,7 @@ def test_random_moves_keep_tokens_and_blocks(executors: list[Any]) -> None:
 
         def copy(self, sender: Any, receiver: Any, pairs: Any) -> None:
             if len(pairs[0]):
-                ways[sender, receiver](pairs)()
+                ways[sender, receiver](pairs).wait()
 
         def close(self) -> None:
             pass
@@ -126,9 +126,9 @@ def test_random_moves_keep_tokens_and_blocks(executors: list[Any]) -> None:
 
 def connect(sender: Any, receiver: Any, late: int = 0) -> Copier:
     """late: cycles for which each copy waits before it begins."""
-    copies = BlockCopies(sender.caches, receiver.caches)
+    copies = BlockCopies(sender.caches, receiver.caches, receiver.follow)
 
-    def copy(pairs: Any) -> Callable[[], int]:
+    def copy(pairs: Any) -> Copy:
         with torch.cuda.stream(copies._streams[0]):
             torch.cuda._sleep(late)
         return copies(pairs)
@@ -159,19 +159,16 @@ def test_prompts_here_and_outputs_there_have_the_tokens_of_generate(executors: l
 
 
 def test_a_copy_that_nobody_waits_for_gives_wrong_tokens(executors: list[Any]) -> None:
-    """So the test above would notice: the decoder is told at once, and the copy begins 50 ms late."""
-
-    late = []  # what waits for the copies, and keeps what they read
+    """So the test above would notice: the decoder's iterations do not wait, and the copy begins 50 ms late."""
 
     def hasty(sender: Any, receiver: Any) -> Copier:
         copies = BlockCopies(sender.caches, receiver.caches)
         receiver.caches[0][0].both.zero_()
 
-        def copy(pairs: Any) -> Callable[[], int]:
+        def copy(pairs: Any) -> Copy:
             with torch.cuda.stream(copies._streams[0]):
                 torch.cuda._sleep(100_000_000)
-            late.append(copies(pairs))
-            return int
+            return copies(pairs)
 
         return copy
 

@@ -7,7 +7,8 @@ few enough to leave most of the GPU to the iteration that it computes meanwhile.
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 
 from cbatch.runtime.attention import PagedCache
-from cbatch.runtime.gpu.devices import connect
+from cbatch.runtime.gpu.devices import CudaClock, CudaEvent, connect
 
 BLOCK = 4096
 """Words of 8 bytes that a program copies at once."""
@@ -69,42 +70,65 @@ def launcher(there: PagedCache, here: PagedCache, programs: int = PROGRAMS) -> C
 class BlockCopies:
     """The copies from one executor to another, on a stream of its own of each of the sender's GPUs. Any thread begins one, any waits for it.
 
-    The sender's blocks are leased and their iterations have ended; the receiver's are reserved, and used by no iteration. So no stream waits for
-    another: a thread waits for the copies, before either executor hears of them.
+    The sender's blocks are leased and their iterations have ended; the receiver's are reserved, and used by no iteration before. So no copy
+    waits for another stream. The receiver's later iterations do, or a thread waits for the copies before the receiver hears of them.
     """
 
-    def __init__(self, sender: Sequence[Sequence[PagedCache]], receiver: Sequence[Sequence[PagedCache]]) -> None:
-        """sender, receiver: caches by stage and rank, of equal shapes but for their blocks. Copies a dummy block once, which compiles the kernel."""
+    def __init__(
+        self,
+        sender: Sequence[Sequence[PagedCache]],
+        receiver: Sequence[Sequence[PagedCache]],
+        follow: Callable[[CudaEvent], object] = lambda event: None,
+    ) -> None:
+        """Copies a dummy block once, which compiles the kernel.
+
+        sender, receiver: caches by stage and rank, of equal shapes but for their blocks. follow: `StreamExecutor.follow` of the receiver.
+        """
         ends = list(zip(chain(*sender), chain(*receiver), strict=True))
         for there, here in ends:
             connect(there.keys.device, here.keys.device, "backend.pools with roles")
         self._launchers = [launcher(*end) for end in ends]
         self._block_bytes = sum(there.both[:, :, 0].nbytes for there, _ in ends)
-        self._streams = [torch.cuda.Stream(there.keys.device, priority=-1) for there, _ in ends]
+        devices, self.follow = [there.keys.device for there, _ in ends], follow
+        clocks = {device: CudaClock(device) for device in devices}
+        self._clocks = [clocks[device] for device in devices]
+        self._streams = [torch.cuda.Stream(device, priority=-1) for device in devices]
         self._most = 2 * min(caches[0][0].size.num_blocks for caches in (sender, receiver))
-        self._spare: list[torch.Tensor] = []  # int32 [most], pinned
-        self([[cache.size.num_blocks] for cache in (sender[0][0], receiver[0][0])])()
+        self.spare: list[tuple[torch.Tensor, CudaEvent]] = []  # int32 [most], pinned
+        self([[cache.size.num_blocks] for cache in (sender[0][0], receiver[0][0])]).wait()
 
-    def __call__(self, pairs: Any) -> Callable[[], int]:
-        """Begins to copy blocks; returns a function that waits for the copies, and returns the bytes. pairs: int32 [2, blocks], there and here.
+    def __call__(self, pairs: Any) -> "BlockCopy":
+        """Begins to copy blocks. pairs: int32 [2, blocks], there and here.
 
         Calls of PyTorch are few here, as each may wait for Python's other threads.
         """
         number = len(pairs[0])
         try:
-            numbers = self._spare.pop()
+            numbers, event = self.spare.pop()
         except IndexError:
             numbers = torch.empty(self._most, dtype=torch.int32, pin_memory=True)
+            event = CudaEvent(self._clocks)
         numbers.numpy()[: 2 * number] = np.concatenate(pairs)
-        events = [torch.cuda.Event() for _ in self._streams]
-        for launch, stream, event in zip(self._launchers, self._streams, events, strict=True):
+        for launch, stream, part in zip(self._launchers, self._streams, event.events, strict=True):
             with torch.cuda.stream(stream):
                 launch(numbers, number)
-            event.record(stream)
-        return partial(self._wait, events, numbers, self._block_bytes * number)
+            part.record(stream)
+        return BlockCopy(self, numbers, event, self._block_bytes * number)
 
-    def _wait(self, events: Sequence[torch.cuda.Event], numbers: torch.Tensor, num_bytes: int) -> int:
-        for event in events:
-            event.synchronize()
-        self._spare.append(numbers)  # which the kernels have read
-        return num_bytes
+
+class BlockCopy(NamedTuple):
+    """See `cbatch.cluster.transfers.Copy`."""
+
+    copies: BlockCopies
+    numbers: torch.Tensor
+    event: CudaEvent
+    num_bytes: int
+
+    def wait(self) -> tuple[int, float]:
+        self.event.synchronize()
+        late = max(perf_counter() - self.event.time(), 0.0)
+        self.copies.spare.append((self.numbers, self.event))  # the kernels have read the numbers
+        return self.num_bytes, late
+
+    def precede(self) -> None:
+        self.copies.follow(self.event)
