@@ -21,7 +21,7 @@ from cbatch.executor import Step
 from cbatch.kv import BlockHash, blocks_for
 from cbatch.kv.hashes import Prefix
 from cbatch.lease import Lease
-from cbatch.request import Request, Status, spec_of
+from cbatch.request import Request, Status, leaves_at, spec_of
 from cbatch.state import State
 
 
@@ -203,7 +203,9 @@ class Inbox:
     offered: given by another engine. wanted: not computed yet; the engine reserves blocks first. kept: these blocks, by the request's id.
     loading: blocks that are being copied. copied: ids of requests whose blocks are here; the copying thread adds them and wakes the engine.
     accepts: decides whether there is room for the next request. read: begins to copy the sender's blocks; returns whether iterations that are
-    launched from now on wait for the copy: then the request is admitted at once. drop: ends the lease of a request whose client has left. on_kept: called with a wanted request once its blocks are kept.
+    launched from now on wait for the copy: then the request is admitted at once.
+    drop: ends the lease of a request whose client has left. on_kept: called with a wanted request once its blocks are kept. on_left: called
+    in place of this if its client has left before (`RequestSpec.timeout`); None: somebody else sees to that.
     """
 
     def __init__(self) -> None:
@@ -218,6 +220,7 @@ class Inbox:
         self.read: Callable[[Loading, Moved, float], object] = lambda loading, moved, now: None
         self.drop: Callable[[Request, Moved], object] = _end_lease
         self.on_kept: Callable[[Request, float], object] = lambda request, now: None
+        self.on_left: Callable[[Request], object] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -233,6 +236,8 @@ class Inbox:
             if not began:
                 adopt(state, request)
                 came.append(request)
+        for request in [each for each in self.wanted if self.on_left and leaves_at(each) <= now]:
+            self.turn_away(request.id)
         while self.wanted:
             request = self.wanted[0]
             loading = self._reserve(state, request, request.num_prompt_tokens // state.pool.block_size)
@@ -290,6 +295,18 @@ class Inbox:
                     self.drop(request, moved)
                 return True
         return request.id in self.loading
+
+    @property
+    def next_at(self) -> float:
+        """Returns when the client of a wanted request leaves next."""
+        return min(map(leaves_at, self.wanted), default=inf) if self.on_left else inf
+
+    def turn_away(self, id_: int) -> None:
+        """Keeps nothing for a request whose client has left, if it is wanted still."""
+        for request in [each for each in self.wanted if each.id == id_]:
+            self.wanted.remove(request)
+            if self.on_left is not None:
+                self.on_left(request)
 
     def forget(self, request: Request) -> None:
         """Drops a request that has ended before its blocks were sent; the next turn frees what was kept for it."""

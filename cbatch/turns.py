@@ -263,6 +263,7 @@ class Turns:
             waiting.poked_at = end_leases(self.state, now)
             for request in self.inbox.take(self.state, now):
                 self._call(self.on_arrival, request)
+            waiting.poked_at = min(waiting.poked_at, self.inbox.next_at)
         return now
 
     def _arrive(self, request: Request, now: float) -> None:

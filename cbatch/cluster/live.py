@@ -106,6 +106,8 @@ class LiveCluster(Cluster):
         self._replicas, self._messages, self._received = replicas, messages, list[Any]()
         self._decoders: dict[int, int] = {}  # by the request's id; -1: not chosen yet
         self._left = set[int]()  # ids of open requests whose clients have left
+        for replica in replicas:
+            replica.left_early = self._left
         self._num_serving, self._num_open = len(replicas), [0] * len(replicas)
 
     @contextmanager
@@ -199,13 +201,13 @@ class LiveCluster(Cluster):
         self._num_open[prefiller] -= 1
         self._num_open[decoder] += 1
         self.transfers.offer(request, prefiller, decoder, moved)
-        if request.id in self._left:
-            self.post(decoder, request.id)
 
     def cancel(self, id_: int) -> None:
-        """Tells the replica of an open request, and the next one if it moves, that its client has left."""
+        """Tells the replica of an open request that its client has left; a replica to which it moves looks for itself."""
         self._left.add(id_)
         self.post(self.replica_of[id_], id_)
+        if (decoder := self._decoders.get(id_, -1)) >= 0:
+            self.transfers.leave(id_, decoder)
 
     def _bind(self, decoder: int, sign: int) -> None:
         """Counts a request whose decoder, if that is not -1, was chosen before the prefill."""

@@ -113,9 +113,10 @@ class LiveTransfers:
             engine.state.hands_over = partial(self._hands_over, replica)
             engine.on_leave = partial(self._leave, replica)
             engine.inbox.read = partial(self._read, replica)
-            engine.inbox.drop = self._drop
+            engine.inbox.drop = self._drop_unread
             if moves.push:
                 engine.inbox.on_kept = partial(self._kept, replica)
+                engine.inbox.on_left = self._prefill
                 engine.on_absorbed = partial(self._send_computed, replica)
                 engine.on_launch = partial(self._send_layers, replica)
 
@@ -129,6 +130,11 @@ class LiveTransfers:
         else:
             self._threads.post(prefiller, request)
 
+    def leave(self, id_: int, decoder: int) -> None:
+        """Notes that a client has left, whose request may wait for blocks of its decoder."""
+        if self.push:
+            self._threads.post(decoder, partial(self._turn_away, decoder, id_))
+
     def offer(self, request: Request, prefiller: int, decoder: int, moved: Moved) -> None:
         """Hands a request with a computed prompt to its decoder, after the copies that have begun."""
         offer = partial(self._threads.post, decoder, partial(self._offer, decoder, request, moved))
@@ -137,11 +143,8 @@ class LiveTransfers:
 
     def ended(self, request: Request, replica: int) -> None:
         """Forgets a request that has ended in a replica."""
-        prefiller, sent = self._prefiller_of.get(request.id), self._sent.get(request.id)
-        if sent is None:
-            return
-        del self._sent[request.id]
-        if replica != prefiller:
+        prefiller, sent = self._prefiller_of.pop(request.id, -1), self._sent.pop(request.id, None)
+        if sent is None or replica != prefiller:
             return
         forget = partial(self._threads.post, sent.decoder, partial(self._forget, sent.decoder, request))
         self._threads.post(
@@ -173,11 +176,19 @@ class LiveTransfers:
         self._engines[decoder].inbox.wanted.append(request)
         self._engines[decoder].poke(0.0)
 
+    def _turn_away(self, decoder: int, id_: int) -> None:
+        self._engines[decoder].inbox.turn_away(id_)
+        self._engines[decoder].poke(0.0)
+
     def _kept(self, decoder: int, request: Request, now: float) -> None:
         prefiller, kept = self._prefiller_of[request.id], self._engines[decoder].inbox.kept[request.id]
         first_place = self._places.get((prefiller, decoder), 0)
         self._sent[request.id] = _Sent.to(decoder, self._engines[decoder].state.pool, kept, first_place)
-        self._threads.post(prefiller, request)
+        self._prefill(request)
+
+    def _prefill(self, request: Request) -> None:
+        """Hands a request to its prefiller, which ends it if its client has left."""
+        self._threads.post(self._prefiller_of[request.id], request)
 
     def _send_layers(self, replica: int, step: Step) -> None:
         """Lets the layers of an iteration write the tokens of full blocks to decoders."""
@@ -208,7 +219,7 @@ class LiveTransfers:
                 continue
             if (held := hold(engine.state, request, number, engine.now())) is not None:
                 self._copy(pair := (replica, sent.decoder), sent, missing, held)
-                self._in_order(pair, partial(self._drop, request, held))
+                self._in_order(pair, partial(self._drop, replica, held))
 
     def _sent_of(self, replica: int, request: Request) -> _Sent | None:
         """Returns what is sent of a request that a replica prefills for another."""
@@ -253,11 +264,13 @@ class LiveTransfers:
         self._engines[decoder].inbox.forget(request)
         self._engines[decoder].poke(0.0)
 
-    def _drop(self, request: Request, moved: Moved) -> None:
+    def _drop_unread(self, request: Request, moved: Moved) -> None:
+        self._drop(self._prefiller_of[request.id], moved)
+
+    def _drop(self, sender: int, moved: Moved) -> None:
         """Ends a lease."""
         if moved.lease is not None:
             moved.lease.end()
-            sender = self._prefiller_of[request.id]
             self._threads.post(sender, partial(self._engines[sender].poke, 0.0))
 
     # -- on the threads of pairs --------------------------------------------------------------------------------------
@@ -285,7 +298,7 @@ class LiveTransfers:
         self.done.append(Transfer(request.id, *pair, tokens, num_bytes, start, max(ended, start), hidden))
         decoder.inbox.copied.append(request.id)
         self._threads.post(pair[1], partial(decoder.poke, 0.0))
-        self._drop(request, moved)
+        self._drop(pair[0], moved)
 
     def _wait(self, pair: tuple[int, int], sent: _Sent, number: int, start: float, copy: Copy) -> None:
         num_bytes, late = copy.wait()

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from queue import SimpleQueue
 from time import perf_counter, sleep
@@ -39,6 +39,7 @@ class ClientArrivals(Posted):
     """The requests of clients to an engine, through an inbox. Until the door closes, it counts as an unfinished request.
 
     lag: the most seconds by which the tokens of a simulated iteration came too late. num_cut: see `give_up`.
+    left_early: ids of requests whose clients have left, perhaps before the requests came here; see `LiveCluster`.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class ClientArrivals(Posted):
         engine.attach(self)
         self._engine, self._send, self._replica, self._router = engine, send, replica, router
         self._leaving: list[Prefilled] = []  # since the last report
-        self._left: set[int] = set()  # ids of requests that are not here yet, and whose clients have left
+        self.left_early: Container[int] = ()
         self.lag = 0.0
         self.num_cut: int | None = None
         self._is_simulated, self._scale = settings.backend.simulated, settings.server.time_scale
@@ -107,8 +108,6 @@ class ClientArrivals(Posted):
             case int():
                 if request := self._live.get(message):
                     self._engine.cancel(request)
-                elif self._router is not None:
-                    self._left.add(message)
             case None if self._is_open:
                 super().receive(None)
                 self.give_up()
@@ -118,8 +117,7 @@ class ClientArrivals(Posted):
     def adopted(self, request: Request) -> None:
         """Takes a request that is here from now on."""
         self._live[request.id] = request
-        if request.id in self._left:
-            self._left.discard(request.id)
+        if request.id in self.left_early:
             self._engine.cancel(request)
 
     def left(self, prefilled: Prefilled) -> None:

@@ -245,21 +245,36 @@ def test_random_policies_and_clients_keep_tokens_and_blocks() -> None:
     assert len(transfers) > 50 and any(transfer.hidden for transfer in transfers)
 
 
-def test_a_client_that_left_before_a_move_is_told_to_the_decoder() -> None:
-    """The prefiller may have handed the request over before it hears of the client; then the decoder ends the request."""
+def test_a_client_that_left_before_a_move_is_known_to_the_decoder() -> None:
+    """The prefiller may have handed the request over before it hears of the client; then the decoder, which looks, ends the request."""
     cluster, requests = move_cluster(connected), asked(0, 0)
-    queues = [SimpleQueue[Any]() for _ in cluster.engines]
-    cluster.begin([SimpleNamespace(messages=queue) for queue in queues], SimpleQueue())
+    replicas = [SimpleNamespace(messages=SimpleQueue[Any]()) for _ in cluster.engines]
+    cluster.begin(replicas, SimpleQueue())
     for request in requests:
         cluster.arrive(request, 0.0)
     cluster.cancel(1)
     for request in requests:
         moved = Moved(np.zeros(0, np.int32), None, 0.0)
         cluster.take_in([Prefilled(request, cluster.replica_of[request.id], moved)])
-    told = [[queue.get() for _ in range(queue.qsize())] for queue in queues]
+    told = [[each.messages.get() for _ in range(each.messages.qsize())] for each in replicas]
     assert told[:2] == [[requests[0]], [requests[1], 1]]
-    assert [len(messages) for messages in told[2:]] == [1, 2] and told[3][1] == 1
+    assert [len(messages) for messages in told[2:]] == [1, 1]
+    assert all(1 in each.left_early and 0 not in each.left_early for each in replicas)
+    cluster.take_in(requests)
+    assert not replicas[0].left_early
     cluster.executor.close()
+
+
+def test_clients_leave_in_time_though_no_blocks_are_kept_for_them() -> None:
+    """With push, and decoders that take nothing: the run ends with the clients' patience, 50 ms, and not with a stall after 60 s."""
+    moves = Moves(0, PiecewiseLinear((1.0,), (0.0,)), push=True, connect=connected)
+    engines = [replica(Orca(), LRU()) for _ in range(2)]
+    cluster = LiveCluster(engines, AcceptsNothing(), roles=[Role.PREFILL, Role.DECODE], moves=moves)
+    requests = [Request.from_spec(replace(spec_of(each), timeout=0.05)) for each in asked(0, 0.01, 0.02)]
+    run(cluster, requests)
+    assert {request.finish_reason for request in requests} == {FinishReason.CANCELLED}
+    assert all(0.05 <= (request.finished_at or 0) - request.arrival_time < 5 for request in requests)
+    check_empty(cluster)
 
 
 class OneChunk(SarathiServe):

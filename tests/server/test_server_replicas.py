@@ -1,7 +1,8 @@
 """A server over several replicas, as its door sees it: answers, cancellations, failures and the end are those of one engine."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,10 +12,13 @@ from commands import command, summary
 from test_turns import SIMULATED, TINY, converse, spec, until_all_ended
 
 from cbatch import FinishReason
-from cbatch.cluster import ClusterView, Reject
+from cbatch.cluster import ClusterView, Reject, RoundRobin
+from cbatch.moves import Room
 from cbatch.request import Request
+from experiments.server import engine as server_engine
 from experiments.server.clients import Message, Turn
 from experiments.server.meters import Meters
+from experiments.server.replicas import serve_moving
 from experiments.store.tables import read_requests, read_steps
 
 TWO = ("backend.replicas=2",)
@@ -108,6 +112,74 @@ def test_clients_leave_anywhere_and_the_end_cuts_the_rest(seed: int, push: str, 
         assert tokens == whole[id_][: len(tokens)]
     for end in (end for turn in turns for end in turn.ended):
         assert end.output == answers(turns).get(end.id, [])
+
+
+@pytest.mark.parametrize("push", ["false", "true"])
+def test_nothing_is_kept_of_a_request_but_its_results(
+    push: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 12 requests, of which some leave, also as they end, tables are as long as after 3: those of results alone grow, and the index of cached blocks."""
+    seen: list[Any] = []
+    monkeypatch.setattr(server_engine, "serve_moving", lambda *served: (seen.extend(served), serve_moving(*served))[1])
+    lengths = []
+    for number in (3, 12):
+        specs = [spec(id_, [*range(3 + 7 * id_)], 12) for id_ in range(number)]
+
+        def answer(message: Any, turns: list[Turn], specs: Any = specs, number: int = number) -> Sequence[Message]:
+            if isinstance(message, int):
+                return [*specs, *range(0, number, 3)]
+            ended = {end.id for turn in turns for end in turn.ended}
+            late = [end.id for end in message.ended] if isinstance(message, Turn) else []
+            return [None] if late and len(ended) == len(specs) else late
+
+        converse(tmp_path / str(number), answer, *TINY, *ROLES, f"backend.transfers.push={push}")
+        cluster, clients, _ = seen[-3:]
+        cluster._view.update(inf)  # reads the last reports
+        engines = cluster.engines
+        parts = [cluster, cluster.transfers, cluster._view, *cluster._views, *clients]
+        parts += [part for each in engines for part in (each, each.inbox, each._waiting, each.observer, each.state)]
+        parts += [each._waiting.departures for each in engines]
+        lengths.append(
+            [
+                (part, {key: len(value) for key, value in vars(part).items() if isinstance(value, Sized)})
+                for part in parts
+            ]
+        )
+    few, many = lengths
+    grown = {
+        f"{type(part).__name__}.{name}"
+        for (_, before), (part, after) in zip(few, many, strict=True)
+        for name in after
+        if after[name] > before.get(name, 0)
+    }
+    results = {"LiveCluster.replica_of", "LiveTransfers.done", "ClientArrivals.requests", "ClientArrivals._ids"}
+    assert grown - {"ReplicaView._hashes"} == results
+
+
+class TakesOne(RoundRobin):
+    """Decoders take a request when they have no other."""
+
+    def accepts(self, room: Room) -> bool:
+        return room.is_idle
+
+
+def test_who_leaves_while_no_blocks_are_kept_leaves_at_once(tmp_path: Path) -> None:
+    """With push: request 0 is decoded, 1 and 2 wait for blocks of the decoder. 1 ends before 0 does, and leaves 2 where it is."""
+
+    def answer(message: Any, turns: list[Turn]) -> Sequence[Message]:
+        if isinstance(message, int):
+            return [spec(0, [*range(9)], 4000), spec(1, [*range(20)], 9), spec(2, [*range(30)], 9), 1]
+        ended = [end.id for turn in turns for end in turn.ended]
+        return (
+            {(1,): [0], (1, 0): [], (1, 0, 2): [None]}[tuple(ended)]
+            if isinstance(message, Turn) and message.ended
+            else []
+        )
+
+    router = ("backend.router._target_=test_server_replicas.TakesOne", "backend.transfers.push=true")
+    _, *turns, _ = converse(tmp_path / "run", answer, *TINY, *ROLES, *router)
+    ends = [(end.id, end.finish_reason) for turn in turns for end in turn.ended]
+    assert ends == [(1, FinishReason.CANCELLED), (0, FinishReason.CANCELLED), (2, FinishReason.LENGTH)]
 
 
 def test_a_failure_ends_replicas_between_which_requests_move(tmp_path: Path) -> None:
