@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple, Protocol, Self, cast
 
 import numpy as np
@@ -136,10 +137,11 @@ class LiveTransfers:
             self._threads.post(decoder, partial(self._turn_away, decoder, id_))
 
     def offer(self, request: Request, prefiller: int, decoder: int, moved: Moved) -> None:
-        """Hands a request with a computed prompt to its decoder, after the copies that have begun."""
+        """Hands a request with a computed prompt to its decoder; where its lease may end unread, after the copies that have begun."""
         offer = partial(self._threads.post, decoder, partial(self._offer, decoder, request, moved))
         sent = self._sent.get(request.id)
-        self._in_order((prefiller, decoder), offer) if sent is not None and sent.is_copying else offer()
+        waits = self._moves.lease < inf and sent is not None and sent.is_copying
+        self._in_order((prefiller, decoder), offer) if waits else offer()
 
     def ended(self, request: Request, replica: int) -> None:
         """Forgets a request that has ended in a replica."""

@@ -215,6 +215,29 @@ def test_no_thread_is_woken_between_a_replica_that_learns_of_blocks_and_their_co
     assert request.output == reference.output[:4]
 
 
+@pytest.mark.parametrize("push", [False, True])
+def test_a_request_is_decoded_by_iterations_that_wait_for_its_copies_in_place_of_the_host(push: bool) -> None:
+    """Copies begin when the decoder has launched the request's first iteration, and until then hold their blocks at both ends."""
+    launched, held = threading.Event(), list[int]()
+
+    def connect(sender: Any, receiver: Any) -> Copier:
+        def copy(pairs: Any) -> int:
+            assert launched.wait(LONG)
+            held.append(len(engines[0].state.leases))
+            return copy_blocks(sender.caches, receiver.caches, pairs)
+
+        return lambda pairs: HostCopy(partial(copy, pairs), receiver.follow)
+
+    moves = Moves(0, PiecewiseLinear((1.0,), (0.0,)), push, connect=connect)
+    engines, reference = [replica(SarathiServe(Fixed(9)), LRU()) for _ in range(2)], greedy_references(LLAMA)[-1]
+    cluster = LiveCluster(engines, RoundRobin(), roles=[Role.PREFILL, Role.DECODE], moves=moves)
+    engines[1].on_launch = lambda step: launched.set()
+    request = reference.request(0, 4)
+    run(cluster, [request])
+    assert request.output == reference.output[:4] and held and all(held)
+    check_empty(cluster)
+
+
 @pytest.mark.parametrize(("push", "layers"), [(False, 1), (True, 1), (True, LLAMA.num_layers)])
 def test_clients_leave_while_blocks_are_copied(push: bool, layers: int) -> None:
     """At times at which requests are prefilled, offered, copied and decoded; what each has got by then stays."""

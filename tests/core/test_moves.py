@@ -34,7 +34,10 @@ LONGEST = LONGEST_PROMPT + LONGEST_OUTPUT
 
 
 class Pair:
-    """Two engines on the CPU; what the second reads is copied at once, or by `deliver`. fewest, most: blocks of a random cache."""
+    """Two engines on the CPU; what the second reads is copied at once, or by `deliver`. fewest, most: blocks of a random cache.
+
+    ahead: requests wait at once, before the engine hears that the copies have ended.
+    """
 
     spec, size, limits, fewest, most = LLAMA, SIZE, Limits(4, LONGEST + 4, LONGEST, tile=1), 15, 40
 
@@ -46,7 +49,7 @@ class Pair:
         ]
         self.sent: list[int] = []  # blocks of each transfer
         self.late: list[tuple[int, Any]] = []
-        self.at_once = True
+        self.at_once, self.ahead = True, False
         for receiver in range(len(self.engines)):
             self.engines[receiver].inbox.read = lambda *sent, receiver=receiver: self._read(receiver, *sent)
         self.sender_of: dict[int, int] = {}
@@ -57,20 +60,27 @@ class Pair:
     def copy(self, sender: Any, receiver: Any, pairs: Any) -> None:
         copy_blocks(sender.caches, receiver.caches, pairs)
 
-    def _read(self, receiver: int, loading: Loading, moved: Moved, now: float) -> None:
+    def _read(self, receiver: int, loading: Loading, moved: Moved, now: float) -> bool:
         self.late.append((receiver, (loading, moved)))
-        if self.at_once:
+        if self.ahead:
+            self._copy(receiver, loading, moved)
+        elif self.at_once:
             self.deliver()
+        return self.ahead
+
+    def _copy(self, receiver: int, loading: Loading, moved: Moved) -> None:
+        engine, sender = self.engines[receiver], self.engines[self.sender_of[loading.request.id]]
+        blocks = engine.state.pool.tables[loading.row, : len(loading.hashes)]
+        pairs = moved.blocks[loading.num_found :], blocks[loading.num_found :]
+        self.copy(sender.executor, engine.executor, pairs)
+        self.sent.append(len(pairs[0]))
 
     def deliver(self) -> None:
-        """Copies what is under way."""
+        """Ends what is under way."""
         for receiver, (loading, moved) in self.late:
-            engine = self.engines[receiver]
-            sender = self.engines[self.sender_of[loading.request.id]]
-            blocks = engine.state.pool.tables[loading.row, : len(loading.hashes)]
-            pairs = moved.blocks[loading.num_found :], blocks[loading.num_found :]
-            self.copy(sender.executor, engine.executor, pairs)
-            self.sent.append(len(pairs[0]))
+            engine, sender = self.engines[receiver], self.engines[self.sender_of[loading.request.id]]
+            if not self.ahead:
+                self._copy(receiver, loading, moved)
             moved.lease.end()
             engine.inbox.copied.append(loading.request.id)
             engine.poke(engine.now())
@@ -266,7 +276,7 @@ def random_moves(seed: int, kind: type[Pair] = Pair) -> None:
     draw = random.Random(seed)
     policies: list[Policy] = [FuzzPolicy(seed), FuzzPolicy(seed + 1)]
     pair = kind(policies, asynchronous=draw.random() < 0.7, num_blocks=draw.randint(kind.fewest, kind.most))
-    pair.at_once = draw.random() < 0.5
+    pair.at_once, pair.ahead = draw.random() < 0.5, draw.random() < 0.5
     requests = asked(draw.randint(3, 8), pair.spec)
     for request in requests:
         pair.engines[draw.randrange(2)].submit([request])
@@ -280,6 +290,7 @@ def random_moves(seed: int, kind: type[Pair] = Pair) -> None:
             engine = pair.engines[index]
             pair.step(engine)
             here = [*engine.state.waiting, *engine.state.running]
+            here = [request for request in here if request.id not in engine.inbox.loading]
             if here and draw.random() < 0.1:
                 pair.move(draw.choice(here), index, 1 - index, draw.choice([inf, inf, -inf]))
             if draw.random() < 0.03:
