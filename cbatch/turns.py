@@ -21,11 +21,12 @@ from cbatch.cost import CostModel
 from cbatch.drafts import TableDrafts, drafter_of
 from cbatch.executor import Executor, Turn
 from cbatch.host import Observer
+from cbatch.inbox import Inbox
 from cbatch.kv import Eviction
 from cbatch.kv.cache import make_pool
 from cbatch.leap import entered, foresee
 from cbatch.limits import Limits
-from cbatch.moves import Inbox, end_leases
+from cbatch.moves import end_leases
 from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
 from cbatch.policy import HOOKS, Policy, check_policy, ignore, is_steady, name_of, optional_method
@@ -118,8 +119,6 @@ class Turns:
             self._step(until)
             if self.observer is not None:
                 self.observer.changed(self.executor.now(), self.state.pool.num_used)
-        if not self._ended:
-            return ()
         ended, self._ended = self._ended, []
         return ended
 

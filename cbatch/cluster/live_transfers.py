@@ -17,18 +17,17 @@ found in its prefix cache is copied, and `_read` has nothing to wait for.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple, Protocol, Self, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cbatch.cluster.sent_blocks import SentBlocks
 from cbatch.cluster.transfers import Copy, Moves
 from cbatch.engine import Engine
 from cbatch.executor import Step
-from cbatch.kv import BlockPool
 from cbatch.moves import Loading, Moved, hold
 from cbatch.record import Transfer
 from cbatch.request import Request
@@ -51,42 +50,6 @@ class Prefilled(NamedTuple):
     moved: Moved
 
 
-@dataclass(eq=False)
-class _Sent:
-    """The part of a request's blocks that is sent before the last copy.
-
-    decoder, blocks: where they go. places: int32 [blocks, block size], of each token in `Step.sent`. there: bool, whether it is there, or on
-    its way. num_begun: copies. latest: of these. copies: blocks, bytes, start and end of those that have ended, seconds.
-    """
-
-    decoder: int
-    blocks: NDArray[np.int32]
-    places: NDArray[np.int32]
-    there: NDArray[np.bool_]
-    num_begun: int = 0
-    latest: Copy | None = None
-    copies: list[tuple[int, int, float, float]] = field(default_factory=list)
-
-    @classmethod
-    def to(cls, decoder: int, pool: BlockPool, loading: Loading, first_place: int = 0) -> Self:
-        """Counts what the decoder has found in its cache as sent. first_place: of the decoder's cache in `Step.sent`."""
-        blocks = pool.tables[loading.row, : pool.held_by(loading.row)].copy()
-        offsets = np.arange(pool.block_size, dtype=np.int32)
-        places = blocks[:, None] * np.int32(pool.block_size) + offsets + np.int32(first_place)
-        places[: loading.num_found] = 0
-        there = np.zeros(places.shape, np.bool_)
-        there[: loading.num_found] = True
-        return cls(decoder, blocks, places, there)
-
-    @property
-    def is_copying(self) -> bool:
-        return self.num_begun > len(self.copies)
-
-    def missing(self, number: int) -> NDArray[np.int64]:
-        """Returns which of the first blocks have to be copied."""
-        return np.flatnonzero(~self.there[:number].all(1))
-
-
 class LiveTransfers:
     """The moves of a cluster in real time."""
 
@@ -98,7 +61,7 @@ class LiveTransfers:
         self._moves, self._engines, self._threads, self.push = moves, engines, threads, moves.push
         self.done: list[Transfer] = []
         self._prefiller_of: dict[int, int] = {}  # by the request's id
-        self._sent: dict[int, _Sent] = {}  # by the request's id, from `_kept` to `_read`
+        self._sent: dict[int, SentBlocks] = {}  # by the request's id, from `_kept` to `_read`
         self._copies = {
             (sender, receiver): moves.connect(engines[sender].executor, engines[receiver].executor)
             for sender, receiver in pairs
@@ -185,7 +148,7 @@ class LiveTransfers:
     def _kept(self, decoder: int, request: Request, now: float) -> None:
         prefiller, kept = self._prefiller_of[request.id], self._engines[decoder].inbox.kept[request.id]
         first_place = self._places.get((prefiller, decoder), 0)
-        self._sent[request.id] = _Sent.to(decoder, self._engines[decoder].state.pool, kept, first_place)
+        self._sent[request.id] = SentBlocks.to(decoder, self._engines[decoder].state.pool, kept, first_place)
         self._prefill(request)
 
     def _prefill(self, request: Request) -> None:
@@ -223,7 +186,7 @@ class LiveTransfers:
                 self._copy(pair := (replica, sent.decoder), sent, missing, held)
                 self._in_order(pair, partial(self._drop, replica, held))
 
-    def _sent_of(self, replica: int, request: Request) -> _Sent | None:
+    def _sent_of(self, replica: int, request: Request) -> SentBlocks | None:
         """Returns what is sent of a request that a replica prefills for another."""
         is_here = request._table is self._engines[replica].state.table and self._hands_over(replica, request)
         return self._sent.get(request.id) if is_here else None
@@ -238,7 +201,7 @@ class LiveTransfers:
     def _read(self, decoder: int, loading: Loading, moved: Moved, now: float) -> bool:
         """Copies what is missing. Returns True: iterations from now on wait for the copies."""
         pool, id_ = self._engines[decoder].state.pool, loading.request.id
-        sent = self._sent.pop(id_, None) or _Sent.to(decoder, pool, loading)
+        sent = self._sent.pop(id_, None) or SentBlocks.to(decoder, pool, loading)
         missing, pair = sent.missing(len(moved.blocks)), (self._prefiller_of[id_], decoder)
         end = partial(self._end, pair, sent, loading, moved, now)
         if len(missing):
@@ -250,7 +213,7 @@ class LiveTransfers:
         self._in_order(pair, end)
         return True
 
-    def _copy(self, pair: tuple[int, int], sent: _Sent, missing: NDArray[np.int64], moved: Moved) -> None:
+    def _copy(self, pair: tuple[int, int], sent: SentBlocks, missing: NDArray[np.int64], moved: Moved) -> None:
         """Begins to copy these of the sender's blocks."""
         sent.there[missing] = True
         sent.num_begun += 1
@@ -287,7 +250,7 @@ class LiveTransfers:
         except BaseException as error:
             self._threads.tell(error)
 
-    def _end(self, pair: tuple[int, int], sent: _Sent, loading: Loading, moved: Moved, asked_at: float) -> None:
+    def _end(self, pair: tuple[int, int], sent: SentBlocks, loading: Loading, moved: Moved, asked_at: float) -> None:
         """Ends a transfer: all blocks are there."""
         request, decoder = loading.request, self._engines[pair[1]]
         number, copies = len(moved.blocks) - loading.num_found, sent.copies
@@ -302,6 +265,6 @@ class LiveTransfers:
         self._threads.post(pair[1], partial(decoder.poke, 0.0))
         self._drop(pair[0], moved)
 
-    def _wait(self, pair: tuple[int, int], sent: _Sent, number: int, start: float, copy: Copy) -> None:
+    def _wait(self, pair: tuple[int, int], sent: SentBlocks, number: int, start: float, copy: Copy) -> None:
         num_bytes, late = copy.wait()
         sent.copies.append((number, num_bytes, start, max(self._engines[pair[1]].now() - late, start)))

@@ -1,0 +1,133 @@
+"""The requests on their way to an engine from others, and the KV blocks that wait for them."""
+
+from collections import deque
+from collections.abc import Callable
+from math import inf
+
+from cbatch.moves import Loading, Moved, Room, adopt, has_room, load, reserve
+from cbatch.request import Request, Status, leaves_at
+from cbatch.state import State
+
+
+def _end_lease(request: Request, moved: Moved) -> None:
+    assert moved.lease is not None
+    moved.lease.end()
+
+
+class Inbox:
+    """The requests on their way to an engine, each kind in the order in which they came.
+
+    offered: given by another engine. wanted: not computed yet; the engine reserves blocks first. kept: these blocks, by the request's id.
+    loading: blocks that are being copied. copied: ids of requests whose blocks are here; the copying thread adds them and wakes the engine.
+    accepts: decides whether there is room for the next request. read: begins to copy the sender's blocks; returns whether iterations that are
+    launched from now on wait for the copy: then the request is admitted at once.
+    drop: ends the lease of a request whose client has left. on_kept: called with a wanted request once its blocks are kept. on_left: called
+    in place of this if its client has left before (`RequestSpec.timeout`); None: somebody else sees to that.
+    """
+
+    def __init__(self) -> None:
+        self.offered: deque[tuple[Request, Moved]] = deque()
+        self.wanted: deque[Request] = deque()
+        self.kept: dict[int, Loading] = {}
+        self.loading: dict[int, Loading] = {}
+        self.copied: deque[int] = deque()
+        self._freed: list[Loading] = []
+        self._ahead = set[int]()  # ids of requests that are here before their copies have ended
+        self.accepts: Callable[[Room], bool] = has_room
+        self.read: Callable[[Loading, Moved, float], object] = lambda loading, moved, now: None
+        self.drop: Callable[[Request, Moved], object] = _end_lease
+        self.on_kept: Callable[[Request, float], object] = lambda request, now: None
+        self.on_left: Callable[[Request], object] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.offered or self.wanted or self.kept or self.loading)
+
+    def take(self, state: State, now: float) -> list[Request]:
+        """Returns the requests that now wait in an engine, and reserves blocks for others."""
+        while self._freed:
+            state.free_row(self._freed.pop().row)
+        came = self._take_copied(state, now)
+        while self.offered and (began := self._begin(state, *self.offered[0], now)) is not None:
+            request, _ = self.offered.popleft()
+            if not began:
+                adopt(state, request)
+                came.append(request)
+        for request in [each for each in self.wanted if self.on_left and leaves_at(each) <= now]:
+            self.turn_away(request.id)
+        while self.wanted:
+            request = self.wanted[0]
+            loading = self._reserve(state, request, request.num_prompt_tokens // state.pool.block_size)
+            if loading is None:
+                break
+            self.kept[request.id] = loading
+            self.on_kept(self.wanted.popleft(), now)
+        return came + self._take_copied(state, now)
+
+    def _begin(self, state: State, request: Request, moved: Moved, now: float) -> bool | None:
+        """Begins to read a request's blocks. Returns False if there are none, or none any more; None if there is no room for them."""
+        kept = self.kept.pop(request.id, None)
+        if moved.lease is not None and not moved.lease.is_over(now):
+            loading = kept or self._reserve(state, request, len(moved.blocks))
+            if loading is None:
+                return None
+            if moved.lease.begin(now):
+                self.loading[request.id] = loading
+                if not self.read(loading, moved, now):
+                    return True
+                self._ahead.add(request.id)
+                load(state, loading, now)
+                return False
+            kept = loading
+        if kept is not None:
+            state.free_row(kept.row)
+        return False
+
+    def _reserve(self, state: State, request: Request, num_blocks: int) -> Loading | None:
+        ahead, loading = self._ahead, (*self.loading.values(), *self.kept.values())
+        others = [each.request for each in loading if each.request.id not in ahead]
+        return reserve(state, request, num_blocks, others, self.accepts)
+
+    def _take_copied(self, state: State, now: float) -> list[Request]:
+        came = []
+        while self.copied:
+            loading = self.loading.pop(id_ := self.copied.popleft())
+            if is_ahead := id_ in self._ahead:
+                self._ahead.remove(id_)
+            else:
+                load(state, loading, now)
+            state.free_row(loading.row)
+            if not is_ahead and loading.request.status is Status.MOVING:  # its client has not left
+                adopt(state, loading.request)
+                came.append(loading.request)
+        return came
+
+    def withdraw(self, request: Request) -> bool:
+        """Drops a request whose client has left, if it is here. Blocks that are being copied stay taken until the copy has ended."""
+        for place, (offered, moved) in enumerate(self.offered):
+            if offered is request:
+                del self.offered[place]
+                self.forget(request)
+                if moved.lease is not None:
+                    self.drop(request, moved)
+                return True
+        return request.id in self.loading
+
+    @property
+    def next_at(self) -> float:
+        """Returns when the client of a wanted request leaves next."""
+        return min(map(leaves_at, self.wanted), default=inf) if self.on_left else inf
+
+    def turn_away(self, id_: int) -> None:
+        """Keeps nothing for a request whose client has left, if it is wanted still."""
+        for request in [each for each in self.wanted if each.id == id_]:
+            self.wanted.remove(request)
+            if self.on_left is not None:
+                self.on_left(request)
+
+    def forget(self, request: Request) -> None:
+        """Drops a request that has ended before its blocks were sent; the next turn frees what was kept for it."""
+        if request in self.wanted:
+            self.wanted.remove(request)
+        elif (kept := self.kept.pop(request.id, None)) is not None:
+            self._freed.append(kept)
