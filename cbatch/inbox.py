@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 
-from cbatch.moves import Loading, Moved, Room, adopt, has_room, load, reserve
+from cbatch.moves import Loading, Moved, Room, adopt, give_way, has_room, load, reserve
 from cbatch.request import Request, Status, leaves_at
 from cbatch.state import State
 
@@ -33,6 +33,7 @@ class Inbox:
         self.copied: deque[int] = deque()
         self._freed: list[Loading] = []
         self._ahead = set[int]()  # ids of requests that are here before their copies have ended
+        self._gave_way = False  # a lease of the engine's own has just ended
         self.accepts: Callable[[Room], bool] = has_room
         self.read: Callable[[Loading, Moved, float], object] = lambda loading, moved, now: None
         self.drop: Callable[[Request, Moved], object] = _end_lease
@@ -53,6 +54,7 @@ class Inbox:
             if not began:
                 adopt(state, request)
                 came.append(request)
+        self._gave_way = len(self.offered) > 0 and give_way(state, len(self.offered[0][1].blocks))
         for request in [each for each in self.wanted if self.on_left and leaves_at(each) <= now]:
             self.turn_away(request.id)
         while self.wanted:
@@ -84,6 +86,7 @@ class Inbox:
         return False
 
     def _reserve(self, state: State, request: Request, num_blocks: int) -> Loading | None:
+        # those ahead wait in the engine already
         ahead, loading = self._ahead, (*self.loading.values(), *self.kept.values())
         others = [each.request for each in loading if each.request.id not in ahead]
         return reserve(state, request, num_blocks, others, self.accepts)
@@ -115,7 +118,9 @@ class Inbox:
 
     @property
     def next_at(self) -> float:
-        """Returns when the client of a wanted request leaves next."""
+        """Returns when to look again: when the client of a wanted request leaves, or at once."""
+        if self._gave_way:
+            return -inf
         return min(map(leaves_at, self.wanted), default=inf) if self.on_left else inf
 
     def turn_away(self, id_: int) -> None:

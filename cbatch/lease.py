@@ -31,6 +31,12 @@ class Lease:
         with self._lock:
             self._is_over = True
 
+    def revoke(self) -> bool:
+        """Ends the lease unless the read has begun; returns whether it has ended."""
+        with self._lock:
+            self._is_over = self._is_over or not self._is_read
+            return self._is_over
+
     def is_over(self, now: float) -> bool:
         with self._lock:
             self._is_over = self._is_over or (now >= self.until and not self._is_read)

@@ -132,6 +132,16 @@ def end_leases(state: State, now: float) -> float:
     return min((lease.next_at for lease in held), default=inf)
 
 
+def give_way(state: State, num_blocks: int) -> bool:
+    """Ends the youngest lease that nobody reads, if leases alone keep an engine from taking a request's blocks; returns whether it did.
+
+    Otherwise two engines could wait for each other. The receiver of the lease computes its blocks.
+    """
+    pool, leases = state.pool, state.leases
+    held = sum(pool.held_by(lease.row) for lease in leases)
+    return pool.num_free < num_blocks and pool.num_used <= held and any(lease.revoke() for lease in reversed(leases))
+
+
 def reserve(
     state: State, request: Request, num_blocks: int, others: Sequence[Request], accepts: Callable[[Room], bool]
 ) -> Loading | None:

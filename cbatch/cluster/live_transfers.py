@@ -1,8 +1,9 @@
 """Moves of requests in real time. A copy begins on the thread that learns of its blocks; a thread of each pair of replicas waits for it.
 
-    decoder's thread    blocks are reserved, copy begins: `_read`                     | the blocks are cached, the request waits
-    pair's thread                                                | wait for the copy |
-    prefiller's thread  blocks stay, leased                                           | blocks are free
+    decoder's thread    blocks are reserved, copy begins: `_read`; the request waits   | its row is free
+    decoder's device    iterations before | wait for the copy   | iterations with the request
+    pair's thread                         | wait for the copy   |
+    prefiller's thread  blocks stay, leased                                            | blocks are free
 
 With `push` the decoder reserves blocks before the prefill, and full blocks are copied after each iteration, beside the next:
 

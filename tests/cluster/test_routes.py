@@ -1,5 +1,6 @@
 """Routes that name two replicas: which are refused, what they count at once, and who rejects when."""
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -156,19 +157,22 @@ class Across:
         return Route(request.id % 2, 1 - request.id % 2)
 
 
-@pytest.mark.parametrize("push", [False, True])
-def test_replicas_that_wait_for_each_others_blocks_are_named(push: bool) -> None:
-    """Each holds 40 of its 64 blocks for the other, and has no room for the other's 40."""
-    requests = [Request(id_, 40, 4) for id_ in range(4)]
-    how = "leave out backend.transfers.push" if push else "give backend.transfers.lease=30"
+def test_replicas_that_keep_blocks_for_each_other_before_the_prefill_are_named() -> None:
+    """Each keeps 40 of its 64 blocks for a prompt that the other has no room to compute."""
+    requests, how = [Request(id_, 40, 4) for id_ in range(4)], "leave out backend.transfers.push"
     with pytest.raises(StallError, match=rf"replica 0 never has room .*: 4 requests have not ended; .* {how}"):
-        serve([replica(num_blocks=64) for _ in BOTH], requests, Moves(1, FREE, push), BOTH, Across())
+        serve([replica(num_blocks=64) for _ in BOTH], requests, Moves(1, FREE, True), BOTH, Across())
 
 
-def test_a_lease_ends_such_a_wait() -> None:
+@pytest.mark.parametrize("lease", [inf, 5.0])
+def test_replicas_that_hold_computed_blocks_for_each_other_give_way(lease: float) -> None:
+    """Each holds 40 of its 64 blocks for the other, and has no room for the other's 40. The first gives up its own, which the other computes again.
+
+    Iterations take a second: one with the prompt, or two, and three with the other outputs; then the other two requests.
+    """
     requests = [Request(id_, 40, 4) for id_ in range(4)]
-    serve([replica(num_blocks=64) for _ in BOTH], requests, Moves(1, FREE, lease=5.0), BOTH, Across())
-    assert all(request.finish_reason is FinishReason.LENGTH for request in requests)
+    serve([replica(num_blocks=64) for _ in BOTH], requests, Moves(1, FREE, lease=lease), BOTH, Across())
+    assert [(each.finished_at, each.num_recomputed_tokens) for each in requests] == [(4, 40), (4, 0), (8, 40), (8, 0)]
 
 
 class NeverDecodes:
