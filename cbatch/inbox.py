@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 
-from cbatch.moves import Loading, Moved, Room, adopt, give_way, has_room, load, reserve
+from cbatch.moves import Loading, Moved, Room, adopt, give_way, has_room, load, reserve, show
 from cbatch.request import Request, Status, leaves_at
 from cbatch.state import State
 
@@ -78,7 +78,7 @@ class Inbox:
                 if not self.read(loading, moved, now):
                     return True
                 self._ahead.add(request.id)
-                load(state, loading, now)
+                show(state, loading, now)
                 return False
             kept = loading
         if kept is not None:
@@ -95,12 +95,12 @@ class Inbox:
         came = []
         while self.copied:
             loading = self.loading.pop(id_ := self.copied.popleft())
-            if is_ahead := id_ in self._ahead:
+            if id_ in self._ahead:
                 self._ahead.remove(id_)
-            else:
-                load(state, loading, now)
-            state.free_row(loading.row)
-            if not is_ahead and loading.request.status is Status.MOVING:  # its client has not left
+                state.free_row(loading.row)
+                continue
+            load(state, loading, now)
+            if loading.request.status is Status.MOVING:  # its client has not left
                 adopt(state, loading.request)
                 came.append(loading.request)
         return came

@@ -175,6 +175,12 @@ def _room(state: State, request: Request, lacking: int, others: Sequence[Request
 
 
 def load(state: State, loading: Loading, now: float) -> None:
+    """Makes the blocks of a row findable, which are now the sender's, and frees the row."""
+    show(state, loading, now)
+    state.free_row(loading.row)
+
+
+def show(state: State, loading: Loading, now: float) -> None:
     """Makes the blocks of a row findable, which are the sender's for all iterations from now on."""
     assert state.cache is not None
     pool, (_, row, _, hashes, _) = state.cache.pool, loading
