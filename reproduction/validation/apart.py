@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from itertools import product
 from math import nan
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -36,7 +37,7 @@ from experiments.setup.servers import equal_requests
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
 from reproduction.validation.compare import speed_of
-from reproduction.validation.runs import Watched, run_of
+from reproduction.validation.runs import ServedRun, Watched, run_of
 from reproduction.validation.stored import served_before
 
 LOADS = {"azure_conv_lengths": (12, 24, 36), "azure_code_lengths": (6, 12, 18)}
@@ -44,10 +45,9 @@ LOADS = {"azure_conv_lengths": (12, 24, 36), "azure_code_lengths": (6, 12, 18)}
 
 OBJECTIVES = {"strict": Objectives(ttft=0.2, tpot=0.008), "relaxed": Objectives(ttft=0.5, tpot=0.02)}
 LAYOUTS = "both", "pull", "push"
+AT_SPEED = "at the cards' speed"
 LARGEST = Request(0, 8191, 1)
 SETUP = "model=llama-3.1-8b policy=sarathi_serve chunk=512 batch=128 max_tokens=2048 kv_tokens=262144 block_size=128 prefix_cache=true"
-CALIBRATION = "azure_conv_lengths/24"
-"""The cell whose requests, with a seed that no compared run has, tell the speed of the cards."""
 
 
 def server_of(*keys: str, hardware: Sequence[str]) -> ReplicatedServer:
@@ -69,21 +69,6 @@ def simulated_server(profile: Profile, cards: Sequence[Card]) -> ReplicatedServe
         return server_of("backend=sim", "backend.host_seconds=auto", hardware=[*map(str, files)])
 
 
-def speeds(server: ReplicatedServer, keys: str, profile: Profile, vocabulary: Any) -> list[Card]:
-    """Returns the speed of each card, that of the iterations of a run in which both do both."""
-    chosen: Any = compose_run(*SETUP.split(), *keys.split())
-    watched = [Watched(each.executor) for each in server.servers]
-    servers = [replace(each, executor=executor) for each, executor in zip(server.servers, watched, strict=True)]
-    cluster = laid_out(replace(server, servers=servers), "both").engine(
-        chosen.policy(), chosen.workload.source(vocabulary)
-    )
-    cluster.run()
-    about = {"model": chosen.model.name, "batch": chosen.batch}
-    asked = [sorted(engine.record.requests, key=lambda request: request.id) for engine in cluster.engines]
-    parts = zip(cluster.engines, asked, watched, strict=True)
-    return [speed_of([run_of(about, engine.record, own, executor.shapes)], profile) for engine, own, executor in parts]
-
-
 def laid_out(server: ReplicatedServer, layout: str) -> ReplicatedServer:
     """Returns the server whose replicas do both, or pull or push what the prefiller has computed, by chunk or by layer."""
     if layout == "both":
@@ -93,12 +78,62 @@ def laid_out(server: ReplicatedServer, layout: str) -> ReplicatedServer:
     return replace(server, moves=replace(server.moves, push=layout != "pull", layers=layers))
 
 
-def figures(server: ReplicatedServer, workload: str, layout: str, vocabulary: Any = None) -> dict[str, Any]:
-    """Serves a workload and returns its figures."""
-    chosen: Any = compose_run(*SETUP.split(), *workload.split())
-    server = laid_out(server, layout)
-    record = server.engine(chosen.policy(), chosen.workload.source(vocabulary)).run()
-    return _figures(record)
+def figures(server: ReplicatedServer, keys: str, layout: str) -> dict[str, Any]:
+    """Simulates a workload and returns its figures."""
+    chosen: Any = compose_run(*SETUP.split(), *keys.split())
+    return _figures(laid_out(server, layout).engine(chosen.policy(), chosen.workload.source(None)).run())
+
+
+def measure(server: ReplicatedServer, keys: str, layout: str, vocabulary: Any, profile: Profile) -> dict[str, Any]:
+    """Serves a workload and returns its figures, and the speed of each card in this run."""
+    chosen: Any = compose_run(*SETUP.split(), *keys.split())
+    watched = [_Watched(each.executor) for each in server.servers]
+    servers = [replace(each, executor=executor) for each, executor in zip(server.servers, watched, strict=True)]
+    cluster = laid_out(replace(server, servers=servers), layout).engine(
+        chosen.policy(), chosen.workload.source(vocabulary)
+    )
+    record = cluster.run()
+    runs = []
+    for engine, executor in zip(cluster.engines, watched, strict=True):
+        asked = sorted(engine.record.requests, key=lambda request: request.id)
+        runs.append(run_of({"model": chosen.model.name, "batch": chosen.batch}, engine.record, asked, executor.shapes))
+    moves: Any = simulated_server(profile, [Card()] * 2).moves
+    return {
+        "measured": _figures(record),
+        "cards": [*map(asdict, cards_of(runs, record.transfers, profile, moves.delay))],
+    }
+
+
+class _Watched(Watched):
+    """Also has what transfers need of the executor."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["executor"], name)
+
+
+def cards_of(runs: Sequence[ServedRun], transfers: Sequence[Any], profile: Profile, delay: Any) -> list[Card]:
+    """Returns the speed of each replica's card. delay: seconds of a send, see `Moves`; simulation adds them by itself."""
+    delays = [0.0] * len(runs)
+    for sent in transfers:
+        delays[sent.sender] += delay.at(sent.num_bytes)
+    return [speed_of([run], profile, seconds) for run, seconds in zip(runs, delays, strict=True)]
+
+
+def elsewhere(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Card]:
+    """Returns the mean speed of each card in the runs of the same cell with other seeds; none if there are none.
+
+    A card's speed depends on what it does: one that computes prompts all the time is slower, with equal iterations, than one that also decodes.
+    """
+    cell, seed = ("workload", "rate", "layout"), row["seed"]
+    others = [
+        each["cards"]
+        for each in rows
+        if [each[key] for key in cell] == [row[key] for key in cell] and each["seed"] != seed and "cards" in each
+    ]
+    return [
+        Card(same[0]["name"], *(fmean(card[kind] for card in same) for kind in ("prompts", "decodes")))
+        for same in zip(*others, strict=True)
+    ]
 
 
 def _figures(record: RunRecord) -> dict[str, Any]:
@@ -149,17 +184,15 @@ def main(
     seconds: of arrivals in each run. only: see `asked`. measured: such a file; needs no GPU.
     """
     about: dict[str, Any] = {}
-    profile, cards = load_profile(hardware), list[Card]()
+    profile = load_profile(hardware)
     if measured:
         kept, about = served_before(measured)
         rows, device = kept["runs"], kept["hardware"]
-        cards = [Card(**card) for card in kept.get("cards", ())]
     else:
         rows, device = asked(only, seeds, seconds), f"{hardware_name('cuda')} x2"
 
     def write(runs: list[dict[str, Any]]) -> Path:
-        known = {**about, "profile": hardware, "cards": [*map(asdict, cards)], "runs": runs}
-        return write_benchmark("apart", device, known, folder, VALIDATION)
+        return write_benchmark("apart", device, {**about, "profile": hardware, "runs": runs}, folder, VALIDATION)
 
     if not measured:
         from cbatch.model.checkpoint import Vocabulary
@@ -172,19 +205,21 @@ def main(
             warm_up = equal_requests(64, 300, 16, vocabulary.size)
             laid_out(real, layout).engine(compose_run(*SETUP.split()).policy(), warm_up).run()
         gc.freeze()  # as in a run of `experiments.run`: a collection of all objects stops both replicas for half a second
-        keys = asked(CALIBRATION, seeds + 1, seconds)[-1]["keys"]
-        cards += speeds(real, f"{keys} traces={traces}", profile, vocabulary)
         for number, row in enumerate(rows, 1):
-            row["measured"] = figures(real, f"{row['keys']} traces={traces}", row["layout"], vocabulary)
+            row |= measure(real, f"{row['keys']} traces={traces}", row["layout"], vocabulary, profile)
             print(f"{number} of {len(rows)}: {row['keys']} {row['layout']}", flush=True)
             write(rows[:number])
-    speeds_of = {"simulated": [Card()] * 2} | ({"at the cards' speed": cards} if cards else {})
-    for name, known in speeds_of.items():
-        simulated = simulated_server(profile, known)
+    server, names = simulated_server(profile, [Card()] * 2), ["simulated"]
+    for row in rows:
+        row["simulated"] = figures(server, f"{row['keys']} traces={traces}", row["layout"])
+        print(show(row, "simulated"), flush=True)
+    if all(elsewhere(row, rows) for row in rows):
+        names.append(AT_SPEED)
         for row in rows:
-            row[name] = figures(simulated, f"{row['keys']} traces={traces}", row["layout"])
-            print(show(row, name), flush=True)
-    print(write(rows), table(rows, [*speeds_of][-1]), sep="\n")
+            server = simulated_server(profile, elsewhere(row, rows))
+            row[AT_SPEED] = figures(server, f"{row['keys']} traces={traces}", row["layout"])
+            print(show(row, AT_SPEED), flush=True)
+    print(write(rows), *(f"{name}:\n{table(rows, name)}" for name in names), sep="\n")
 
 
 def table(runs: Sequence[Mapping[str, Any]], name: str) -> str:

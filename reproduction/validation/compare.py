@@ -260,9 +260,12 @@ def errors_of_times(real: NDArray[np.float64], predicted: NDArray[np.float64]) -
     return {"number": len(real), "seconds": float(real.sum()), "total": float(total), "median": float(median)}
 
 
-def speed_of(runs: Iterable[ServedRun], profile: Profile) -> Card:
-    """Returns the speed of the card that served these runs: measured over predicted time of all iterations, by kind."""
-    sums = {"with prompts": [0.0, 0.0], "decodes alone": [0.0, 0.0]}
+def speed_of(runs: Iterable[ServedRun], profile: Profile, delay: float = 0.0) -> Card:
+    """Returns the speed of the card that served these runs: measured over predicted time of all iterations, by kind.
+
+    delay: seconds by which sends have lengthened the iterations with prompts, which are counted elsewhere.
+    """
+    sums = {"with prompts": [-delay, 0.0], "decodes alone": [0.0, 0.0]}
     for kind, errors in (item for run in runs for item in iteration_errors(run, profile).items()):
         sums[kind][0] += errors["seconds"]
         sums[kind][1] += errors["seconds"] * (1 + errors["total"])
