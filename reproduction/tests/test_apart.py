@@ -2,15 +2,44 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from reproduction.validation.apart import table
+import pytest
+
+from cbatch.sim.profile import Card
+from cbatch.sim.roofline import Affine
+from reproduction.validation.apart import AT_SPEED, cards_of, elsewhere, table
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_table_in_the_documentation_is_of_the_stored_runs() -> None:
+@pytest.mark.parametrize("name", ["simulated", AT_SPEED])
+def test_the_tables_in_the_documentation_are_of_the_stored_runs(name: str) -> None:
     stored = json.loads((ROOT / "reproduction/results/h200-x2/apart-repeated.json").read_text())
-    assert table(stored["runs"], "at the cards' speed") in (ROOT / "docs/cluster.md").read_text()
+    assert table(stored["runs"], name) in (ROOT / "docs/cluster.md").read_text()
+
+
+def test_a_run_is_simulated_at_the_speed_that_the_cards_had_in_others() -> None:
+    """Prompts 1.2 and 1.4 times as long with seeds 1 and 2, in the same cell alone; a cell with one seed tells nothing."""
+    cell = {"workload": "azure_conv_lengths", "rate": 36, "layout": "both"}
+    slow = lambda prompts: [{"name": "a card", "prompts": prompts, "decodes": 1.0}]  # noqa: E731
+    runs: list[dict[str, Any]] = [
+        {**cell, "seed": seed, "cards": slow(prompts)} for seed, prompts in ((0, 9.0), (1, 1.2), (2, 1.4))
+    ]
+    runs.append({**cell, "rate": 24, "seed": 1, "cards": slow(5.0)})
+    assert elsewhere(runs[0], runs) == [Card("a card", pytest.approx(1.3), 1.0)]  # type: ignore[arg-type]
+    assert not elsewhere(runs[-1], runs)
+
+
+def test_sends_do_not_count_as_the_speed_of_their_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iterations with prompts took 2 s where 1 was predicted, 0.5 s of it for sends of 2 and 3 bytes at 0.1 s each; the other card sent nothing."""
+    errors = {"with prompts": {"seconds": 2.0, "total": -0.5}}
+    monkeypatch.setattr("reproduction.validation.compare.iteration_errors", lambda run, profile: errors)
+    sent: Any = [SimpleNamespace(sender=0, num_bytes=number) for number in (2, 3)]
+    unused: Any = object()
+    cards = cards_of([unused, unused], sent, unused, Affine(0.0, 0.1))
+    assert [card.prompts for card in cards] == [1.5, 2.0]
 
 
 def test_a_cell_has_the_means_of_its_runs_and_the_error_of_the_mean() -> None:
