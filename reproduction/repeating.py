@@ -57,29 +57,44 @@ def right_drafts(requests: Sequence[Request], propose: Callable[[Tokens, int], T
     """Returns how many of k drafts are right before the first wrong one, [requests, tokens known]; 0 before the first output."""
     right = np.zeros((len(requests), max(request.max_tokens for request in requests) + 1), np.int64)
     for row, request in enumerate(requests):
-        assert request.prompt is not None
-        last, begin = request.prompt[-1], request.num_prompt_tokens
-        true = last // CYCLE * CYCLE + (last + 1 + np.arange(request.max_tokens - begin)) % CYCLE
-        text = np.array([*request.prompt, *true.tolist()], np.int32)
-        for known in range(begin + 1, request.max_tokens):
-            drafts = propose(text[:known], k)[: request.max_tokens - known]
-            right[row, known] = np.logical_and.accumulate(drafts == text[known : known + len(drafts)]).sum()
+        text = _text(request)
+        for known in range(request.num_prompt_tokens + 1, request.max_tokens):
+            right[row, known] = _count_right(propose(text[:known], k), text[known:])
     return right
 
 
-def expected_outcomes(requests: Sequence[Request], k: int, skips: float | None = None) -> NDArray[np.int64]:
+def expected_outcomes(
+    requests: Sequence[Request], k: int, skips: float | None = None, *, missing: bool = True, beyond: bool = False
+) -> NDArray[np.int64]:
     """Returns drafts and accepted drafts of each verification, [verifications, 2], found by following the text with the drafter's rule.
 
-    skips: of a draft model; None: n-grams.
+    skips: of a draft model; None: n-grams. missing: drafts that were not found count as rejected. beyond: drafts beyond the end of the output count, too.
     """
     outcomes: list[tuple[int, int]] = []
     propose = NgramDrafter().propose if skips is None else partial(continue_text, skips=skips)
-    for request, right in zip(requests, right_drafts(requests, propose, k), strict=True):
-        known = request.num_prompt_tokens + 1
-        while (number := min(k, request.max_tokens - known - 1)) > 0:
-            outcomes.append((number, min(number, int(right[known]))))  # drafts that were not found are rejected
-            known += 1 + outcomes[-1][1]
+    for request in requests:
+        text, known, end = _text(request, k), request.num_prompt_tokens + 1, request.max_tokens
+        while known < end and (number := k if beyond else min(k, end - known - 1)) > 0:
+            drafts = propose(text[:known], number)
+            accepted = _count_right(drafts, text[known:])
+            if missing or len(drafts):
+                outcomes.append((number if missing else len(drafts), accepted))
+            known += 1 + accepted
     return np.array(outcomes, np.int64).reshape(-1, 2)
+
+
+def _text(request: Request, more: int = 0) -> Tokens:
+    """Returns prompt and output of a request, and so many further tokens."""
+    assert request.prompt is not None
+    last, number = request.prompt[-1], request.max_tokens - request.num_prompt_tokens + more
+    true = last // CYCLE * CYCLE + (last + 1 + np.arange(number)) % CYCLE
+    return np.array([*request.prompt, *true.tolist()], np.int32)
+
+
+def _count_right(drafts: Tokens, text: Tokens) -> int:
+    """Returns how many drafts are right before the first wrong one."""
+    number = min(len(drafts), len(text))
+    return int(np.logical_and.accumulate(drafts[:number] == text[:number]).sum())
 
 
 def continue_text(known: Tokens, k: int, skips: float) -> Tokens:

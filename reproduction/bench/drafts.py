@@ -37,6 +37,10 @@ WORKS = (
     Text(64, 512, 512, 0.2),
 )
 
+ROOM = 64
+"""Tokens by which vLLM's `max_model_len` exceeds the longest request. While any request of a batch, its drafts in flight included, is within
+`num_speculative_tokens` of it, vLLM's runner gives every request of the batch token 0 as its drafts (`input_fits_in_drafter`)."""
+
 
 class FixedDrafts:
     """Computes whole prompts in arrival order, and decodes with `k` drafts."""
@@ -109,7 +113,7 @@ def _text(value: Any) -> str:
     )
 
 
-def _name(work: Text, drafts: int) -> str:
+def name_of(work: Text, drafts: int) -> str:
     text = f", {work.misprints:.0%} misprints" if work.misprints else ""
     return f"batch {work.number}, {work.prompt} prompt and {work.new} new tokens{text}, {drafts} drafts"
 
@@ -120,9 +124,9 @@ def _limits(works: Sequence[Text], drafts: int) -> Limits:
     )
 
 
-def _expected(work: Text, vocabulary: int, k: int, skips: float | None = None) -> float:
-    """Returns the share of drafts that must be accepted."""
-    drafted, accepted = expected_outcomes(work.requests(vocabulary), k, skips).sum(0).tolist() or (0, 0)
+def _expected(work: Text, vocabulary: int, k: int, skips: float | None = None, **counting: bool) -> float:
+    """Returns the share of drafts that must be accepted. counting: of `expected_outcomes`."""
+    drafted, accepted = expected_outcomes(work.requests(vocabulary), k, skips, **counting).sum(0).tolist() or (0, 0)
     return accepted / max(drafted, 1)
 
 
@@ -149,7 +153,7 @@ def _ours(
                     runs.append(_figures(record, work))
                 found: dict[str, Any] = {key: spread([run[key] for run in runs]) for key in runs[0]}
                 found["expected_acceptance"] = _expected(work, spec.vocab_size, number, skips)
-                name = _name(work, number) + ("" if asynchronous else ", synchronous")
+                name = name_of(work, number) + ("" if asynchronous else ", synchronous")
                 yield name, found | {"wrong_share": wrong_share(requests)}
 
 
@@ -197,7 +201,7 @@ def _vllm(
     engine = VllmEngine(
         Path(str(spec.path)),
         Case("drafts", spec.name, limits.max_batch, limits.max_tokens),
-        limits.max_request_tokens + drafts + 1,
+        limits.max_request_tokens + ROOM,
         load_format="auto",
         disable_log_stats=False,  # counts drafts
         speculative_config={
@@ -218,9 +222,10 @@ def _vllm(
             found: dict[str, Any] = {"tokens_per_second": spread(runs)}
             found["acceptance"] = accepted / drafted if drafted else 0.0
             found["acceptance_length"] = 1 + accepted / verified if verified else 1.0
-            found["expected_acceptance"] = _expected(work, spec.vocab_size, drafts)
+            counting = {"missing": method == "ngram_gpu", "beyond": True}
+            found["expected_acceptance"] = _expected(work, spec.vocab_size, drafts, **counting)
             found["asynchronous"] = engine.settings["async_scheduling"]
-            yield _name(work, drafts), found | {"wrong_share": wrong_share(requests)}
+            yield name_of(work, drafts), found | {"wrong_share": wrong_share(requests)}
     finally:
         engine.close()
 

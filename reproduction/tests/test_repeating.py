@@ -1,5 +1,6 @@
 """Text that repeats: the checkpoint continues it by a margin that no rounding can close, and drafts are accepted to the known share."""
 
+import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from cbatch.runtime.options import Options
 from experiments.settings.backends import Cpu
 from experiments.setup.presets import load_spec
 from experiments.setup.servers import real_server
-from reproduction.bench.drafts import FixedDrafts
+from reproduction import RESULTS
+from reproduction.bench.drafts import WORKS, FixedDrafts, name_of
 from reproduction.repeating import CYCLE, Text, expected_outcomes, next_tokens, write_checkpoint, wrong_share
 
 
@@ -78,3 +80,13 @@ def test_outcomes_by_hand() -> None:
         4 * CYCLE - 1
     )  # follows the earliest occurrence of the five tokens that end with the first output, 0
     assert expected_outcomes([request], 2).tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize(("method", "missing", "places"), [("ngram", False, (4, 5, 6)), ("ngram_gpu", True, (4,))])
+def test_vllm_accepted_what_the_text_accepts(method: str, missing: bool, places: tuple[int, ...]) -> None:
+    """To the last draft. Both count drafts beyond the end of an output; `ngram` leaves out those that were not found."""
+    stored = json.loads(Path(RESULTS, "h200", "peers.json").read_text(encoding="utf-8"))
+    figures = stored["engines"][f"vllm-drafts-{method}"]["figures"]
+    for work in (WORKS[place] for place in places):
+        drafts, accepted = expected_outcomes(work.requests(128_256), 3, missing=missing, beyond=True).sum(0)
+        assert figures[name_of(work, 3)]["acceptance"] == pytest.approx(accepted / drafts, rel=1e-12)
