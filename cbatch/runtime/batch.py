@@ -27,22 +27,27 @@ NOT_CARRIED = 0
 """Index in the source iteration's `sampled` of the entry that is always 0."""
 
 
+ANY = 2**31 - 1
+"""As many requests as there are rows."""
+
+
 class Shape(NamedTuple):
     """Padded size of an iteration; a CUDA graph can be captured for it.
 
-    num_blocks: width of the block tables. num_drafts: most drafts of a request.
+    num_blocks: width of the block tables. num_drafts: most drafts of a request. num_requests: most requests, where drafts are made for each.
     """
 
     num_tokens: int
     num_rows: int
     num_blocks: int
     num_drafts: int = 0
+    num_requests: int = ANY
 
     @classmethod
     def of(cls, step: Step) -> "Shape":
         """Returns the shape of a split step, including the padding that its plan requests."""
         width = step.pool.blocks_for(int((step.start + step.num_tokens).max()))
-        return cls(step.pad_to, len(step.rows), width, most_drafts(step))
+        return cls(step.pad_to, len(step.rows), width, most_drafts(step), count_requests(step))
 
     @classmethod
     def largest(cls, limits: Limits, block_size: int) -> "Shape":
@@ -59,6 +64,11 @@ class Shape(NamedTuple):
 def most_drafts(step: Step) -> int:
     """Returns the most drafts of a request of a split step."""
     return 0 if step.within is None else int(step.within.max())
+
+
+def count_requests(step: Step) -> int:
+    """Returns the requests of a split step."""
+    return len(step.rows) if step.within is None else int((step.within == 0).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +146,7 @@ def device_views(buffer: torch.Tensor, shape: Shape) -> Fields[torch.Tensor]:
 
 def _views(buffer: Any, shape: Shape, float32: Any) -> Fields[Any]:
     """Splits the start of an int32 buffer (numpy array or tensor) into the fields of `shape`, without copying."""
-    tokens, rows, blocks, _ = shape
+    tokens, rows, blocks, *_ = shape
     sizes = {"query_starts": rows + 1, "seeds": 2 * rows, "block_tables": rows * blocks}
     parts: dict[str, Any] = {}
     begin = 0

@@ -118,7 +118,8 @@ class Drafting:
         texts, places, num_rows = self._texts.view(-1), batch.kv_indices.long(), len(batch.context_lens)
         texts.index_copy_(0, places, inputs)
         request = (batch.drafts == 0).cumsum(0) - 1  # [rows]
-        numbers = torch.arange(min(self._limits.max_batch, num_rows), device=inputs.device)
+        most = min(self._limits.max_batch, num_rows, work.shape.num_requests)
+        numbers = torch.arange(most, device=inputs.device)
         first = torch.searchsorted(request, numbers).clamp(max=num_rows - 1)  # row of each request
         found = self._propose(inputs, batch, work, request, first)
         found = torch.nn.functional.pad(found, (1, 0), value=NO_DRAFT)  # the first row of a request has none

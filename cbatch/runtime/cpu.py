@@ -17,7 +17,7 @@ from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.gpu.ranks import Meetings
 from cbatch.runtime.gpu.shards import ShardedModel, shard
 from cbatch.runtime.host_memory import check_host_memory, stage_copies
-from cbatch.runtime.iteration import EagerIteration
+from cbatch.runtime.iteration import EagerIteration, make_drafting
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
 from cbatch.runtime.slots import make_slots
@@ -98,10 +98,7 @@ def assemble(
     iterations = [
         EagerIteration(
             models,
-            limits=limits,
-            drafter=options.drafter,
-            vocabulary=first.vocab_size,
-            draft_models=() if stage else draft_models,
+            drafting=make_drafting(options.drafter, models, () if stage else draft_models, limits, first.vocab_size),
         )
         for stage, models in enumerate(stages)
     ]

@@ -8,7 +8,7 @@ places, so they are right wherever the target's are: chunks, the prefix cache, p
     pass 1 reads draft 1                       -> draft 2
     pass 2 reads draft 2                                     writes its keys and values
 
-Pass j has one row per request; requests with fewer than j drafts write to the dummy block.
+Pass j has one row per request, as many as the shape has (`Shape.num_requests`); requests with fewer than j drafts write to the dummy block.
 """
 
 from dataclasses import replace

@@ -19,7 +19,7 @@ import torch
 from cbatch.errors import CapacityError, ModelError
 from cbatch.executor import Step
 from cbatch.runtime.attention import PagedCache
-from cbatch.runtime.batch import Extents, Shape, Work, host_views, most_drafts, pack_dummies
+from cbatch.runtime.batch import Extents, Shape, Work, count_requests, host_views, most_drafts, pack_dummies
 from cbatch.runtime.gpu.ranks import finish
 from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.slots import RankSlot, StageSlot
@@ -103,11 +103,12 @@ class GraphedIteration:
 
     def shape(self, step: Step) -> Shape:
         """Returns the smallest captured shape that holds the step, or the step's own shape if none does."""
-        decode, num_drafts = step.pad_to == len(step.rows), most_drafts(step)
+        decode, num_drafts, num_requests = step.pad_to == len(step.rows), most_drafts(step), count_requests(step)
         num_chunks = 0 if decode else int((step.num_tokens > 1).sum())
         for shape in self.shapes:
             holds = shape.num_tokens >= step.pad_to and shape.num_drafts >= num_drafts
-            if is_decode(shape) == decode and holds and max_chunks(shape) >= num_chunks:
+            holds &= shape.num_requests >= num_requests and max_chunks(shape) >= num_chunks
+            if is_decode(shape) == decode and holds:
                 return shape
         return self._eager.shape(step)
 

@@ -38,33 +38,27 @@ class Iteration(Protocol):
         """Computes each rank's output from the rank's packed inputs and its `arriving` data."""
 
 
+def make_drafting(
+    drafter: Drafter | None, models: Sequence[Model], draft_models: Sequence[Model], limits: Limits, vocabulary: int
+) -> list[Drafting]:
+    """Returns what carries over and drafts on each rank of a stage; empty without a drafter.
+
+    draft_models: one per rank, in the first stage, if the drafter is a model. vocabulary: its size, to check drafts.
+    """
+    if drafter is None:
+        return []
+    texts = [model.cache.texts for model in models]
+    proposers: list[Proposer] = [ModelProposer(model) for model in draft_models]
+    proposers = proposers or [TextProposer(drafter, of_rank, limits, vocabulary) for of_rank in texts]
+    return [Drafting(*source, limits) for source in zip(proposers, texts, strict=True)]
+
+
 class EagerIteration:
     """Runs an iteration operation by operation, one rank after the other."""
 
-    def __init__(
-        self,
-        models: Sequence[Model],
-        *,
-        send: Send = copy,
-        limits: Limits | None = None,
-        drafter: Drafter | None = None,
-        vocabulary: int = 2**31 - 1,
-        draft_models: Sequence[Model] = (),
-        drafting: Callable[[Drafter, torch.Tensor, Limits], Drafting] | None = None,
-    ) -> None:
-        """
-        models: one per rank. send: writes drawn tokens to their destination, like `copy`. limits, drafter: None: no drafts. vocabulary: its size, to
-        check drafts. draft_models: one per rank, in the first stage, if the drafter is a model. drafting: makes the drafts in place of a `Proposer`.
-        """
-        self.models, self.draft_models = models, draft_models
-        self._drafting: Sequence[Drafting] = ()
-        if limits is not None and drafter is not None:
-            texts = [model.cache.texts for model in models]
-            proposers: list[Proposer] = [ModelProposer(model) for model in draft_models]
-            proposers = proposers or [TextProposer(drafter, of_rank, limits, vocabulary) for of_rank in texts]
-            self._drafting = [Drafting(*source, limits) for source in zip(proposers, texts, strict=True)]
-            if drafting is not None:
-                self._drafting = [drafting(drafter, of_rank, limits) for of_rank in texts]
+    def __init__(self, models: Sequence[Model], *, send: Send = copy, drafting: Sequence[Drafting] = ()) -> None:
+        """models: one per rank. send: writes drawn tokens to their destination, like `copy`. drafting: one per rank; empty: no drafts."""
+        self.models, self._drafting = models, drafting
         self.is_last = models[0].layers.is_last
         self._is_first = models[0].layers.is_first
         self._send = send

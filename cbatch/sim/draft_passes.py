@@ -25,9 +25,11 @@ class DraftPasses:
         """Returns the seconds of an iteration's passes. most: drafts of a request; None: drafts are spread evenly."""
         single = shape.num_decodes - shape.num_drafts
         k = -(-shape.num_drafts // max(single, 1)) if most is None else most
-        graph, rows = self._checks.graph_tokens(shape), shape.num_requests
-        if graph is not None:
-            rows = min(self._checks.max_rows, graph - 1) if shape.chunks else graph
+        graph, rows = self._checks.graph_tokens(shape), single + len(shape.chunks)
+        if graph is not None and shape.chunks:
+            rows = min(self._checks.max_rows, graph - 1)
+        elif graph is not None:
+            rows = each if (each := graph // (1 + k)) >= single else graph
         rows = min(rows, self._checks.max_batch or rows)
         context = shape.decode_context * single // max(shape.num_decodes, 1)
         one_each = self._parts(BatchShape((), rows, context))

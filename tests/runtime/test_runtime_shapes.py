@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cbatch.limits import Limits
-from cbatch.runtime.batch import Extents, Shape, Work
+from cbatch.runtime.batch import ANY, Extents, Shape, Work
 from cbatch.runtime.fast.graph_shapes import MeasuredGraphs, default_shapes, mixed_sizes, without_slow
-from cbatch.runtime.graphs import Captured, GraphedIteration, max_chunks
+from cbatch.runtime.graphs import Captured, GraphedIteration, is_decode, max_chunks
 
 
 def shapes(seconds: dict[int, float]) -> dict[Shape, float]:
@@ -62,22 +62,16 @@ def test_sizes_are_every_tile_above_the_batch() -> None:
 
 
 def test_a_step_takes_a_graph_with_the_fewest_passes_of_a_draft_model_that_it_needs() -> None:
-    """2 requests with up to 3 drafts: as many rows as the drafts of each number need, and mixed graphs without drafts or with the most."""
+    """2 requests with up to 3 drafts: as many rows as the drafts of each number need, and mixed graphs without drafts or with the most.
+
+    A graph of decodes is for as many requests as can have all of its drafts, and for as many as it has rows.
+    """
     shapes = default_shapes(Limits(2, 64, 64, tile=32, max_drafts=3), 16, "all", range(3))
-    sizes = [(shape.num_tokens, shape.num_rows, shape.num_drafts) for shape in shapes]
-    decodes = [
-        (1, 1, 0),
-        (2, 2, 0),
-        (2, 2, 1),
-        (4, 4, 1),
-        (4, 4, 2),
-        (6, 6, 2),
-        (1, 1, 3),
-        (2, 2, 3),
-        (4, 4, 3),
-        (8, 8, 3),
-    ]
-    assert sizes == [*decodes, *((size, 8, number) for number in (0, 3) for size in (32, 48, 64))]
+    sizes = [(shape.num_rows, shape.num_drafts, shape.num_requests) for shape in shapes if is_decode(shape)]
+    decodes = [(1, 0, 1), (2, 0, 2), (2, 1, 1), (2, 1, 2), (4, 1, 2), (4, 2, 1), (4, 2, 2), (6, 2, 2)]
+    assert sorted(sizes) == sorted([*decodes, (1, 3, ANY), (2, 3, ANY), (4, 3, 1), (4, 3, 2), (8, 3, 2)])
+    mixed = [(shape.num_tokens, shape.num_rows, shape.num_drafts) for shape in shapes if not is_decode(shape)]
+    assert mixed == [(size, 8, number) for number in (0, 3) for size in (32, 48, 64)]
     iteration = GraphedIteration.__new__(GraphedIteration)
     iteration.shapes = sorted(shapes)
 
@@ -86,12 +80,13 @@ def test_a_step_takes_a_graph_with_the_fewest_passes_of_a_draft_model_that_it_ne
             pad_to=pad_to or len(within), rows=within, num_tokens=np.array([1] * len(within)), within=np.array(within)
         )
         shape = iteration.shape(step)
-        return shape.num_tokens, shape.num_drafts
+        return shape.num_tokens, shape.num_drafts, shape.num_requests
 
-    assert chosen(0, 1, 0) == (4, 1)
-    assert chosen(0, 1, 0, 1, 2) == (6, 2)
-    assert chosen(0, 1, 2, 3, 0, 1, 2) == (8, 3)
-    assert (chosen(0, 0, pad_to=40), chosen(0, 1, pad_to=40)) == ((48, 0), (48, 3))
+    assert chosen(0, 1, 0) == (4, 1, 2)
+    assert chosen(0, 1, 0, 1, 2) == (6, 2, 2)
+    assert chosen(0, 1, 2, 3, 0, 1, 2) == (8, 3, 2)
+    assert (chosen(0, 1, 2, 3), chosen(0, 0, 1, 2)) == ((4, 3, 1), (4, 2, 2))
+    assert (chosen(0, 0, pad_to=40), chosen(0, 1, pad_to=40)) == ((48, 0, ANY), (48, 3, ANY))
 
 
 def test_more_chunks_than_a_graph_holds_run_eagerly_though_the_shape_is_the_same() -> None:

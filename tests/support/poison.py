@@ -3,6 +3,7 @@
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -43,9 +44,8 @@ def poison(executor: StreamExecutor) -> None:
         if sampled.is_cuda:
             for device in {rank.device.device for stage in slot.stages for rank in stage.ranks}:
                 torch.cuda.synchronize(device)
-    for iteration in executor._iterations:
-        models = [*iteration.models, *iteration.draft_models] if isinstance(iteration, EagerIteration) else ()
-        for cache in (model.cache for model in models):  # type: ignore[attr-defined]
+    for cache in chain(*executor.caches):
+        if cache.keys.is_cpu:
             cache.keys.fill_(torch.nan)
             cache.values.fill_(torch.nan)
     for rank in (rank for copies in executor.host_copies for rank in copies._ranks):

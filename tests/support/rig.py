@@ -25,7 +25,7 @@ from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.cpu import caches_of, make_draft_models
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.host_memory import stage_copies
-from cbatch.runtime.iteration import EagerIteration
+from cbatch.runtime.iteration import EagerIteration, make_drafting
 from cbatch.runtime.options import Options
 from cbatch.runtime.slots import Slot, make_slots
 from cbatch.runtime.streams import Stream, Streams, ThreadStream, stream_names
@@ -155,7 +155,7 @@ def build(
     made = PoisonedIteration if poison else kind
     draft_models = make_draft_models(Options(drafter=drafter, tensor_parallel=num_ranks), spec, kv)
     iterations = [
-        made(models, limits=limits, drafter=drafter, draft_models=() if stage else draft_models)
+        made(models, drafting=make_drafting(drafter, models, () if stage else draft_models, limits, spec.vocab_size))
         for stage, models in enumerate(stages)
     ]
     executor = StreamExecutor(streams, slots, iterations, drafter)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from cbatch.limits import Limits
-from cbatch.runtime.batch import Shape
+from cbatch.runtime.batch import ANY, Shape
 from cbatch.runtime.graphs import GraphedIteration, is_decode
 
 SLOWER = 1.03
@@ -61,15 +61,17 @@ def default_shapes(limits: Limits, block_size: int, which: str, fewer: Sequence[
     """Returns the shapes to capture: decodes up to the full batch, and mixed iterations of a few tiles.
 
     which: "off", "decode" or "all". fewer: numbers of drafts that have decode-only graphs beside the most; mixed iterations have the first alone.
+    Each of these graphs then comes with one for as many requests as can have all of its drafts.
     """
     width, most = Shape.largest(limits, block_size).num_blocks, limits.max_drafts
     if which == "off":
         return []
     shapes = [
-        Shape(rows, rows, width, drafts)
+        Shape(rows, rows, width, drafts, requests)
         for drafts in (*fewer, most)
         for rows in decode_sizes(limits.max_batch, min(limits.max_batch * (1 + drafts), limits.max_rows))
         if rows > drafts or drafts == most
+        for requests in ({rows // (1 + drafts), min(rows, limits.max_batch)} if fewer and rows > drafts else {ANY})
     ]
     if which == "all":  # a mixed iteration has fewer rows than tokens
         sizes = [(size, min(limits.max_rows, size - 1)) for size in mixed_sizes(limits)]

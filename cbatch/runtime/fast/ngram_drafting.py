@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from cbatch.drafts import Drafter, NgramDrafter
+from cbatch.drafts import NgramDrafter
 from cbatch.limits import Limits
 from cbatch.runtime.batch import Fields, Work
 from cbatch.runtime.carry import Drafting
@@ -104,8 +104,7 @@ def _token(texts_ptr, table_ptr, place, known, PAGE: tl.constexpr):  # type: ign
 class NgramDrafting(Drafting):
     """Makes the drafts of an `NgramDrafter`; the inputs replace `token_ids`. A text is read as far as it is known."""
 
-    def __init__(self, drafter: Drafter, texts: torch.Tensor, limits: Limits) -> None:
-        assert isinstance(drafter, NgramDrafter), "the caller chooses `Drafting` for other drafters"
+    def __init__(self, drafter: NgramDrafter, texts: torch.Tensor, limits: Limits) -> None:
         self._drafter, self._texts, self._limits = drafter, texts, limits
 
     def begin(self, batch: Fields[torch.Tensor], rank: RankSlot, work: Work) -> torch.Tensor:

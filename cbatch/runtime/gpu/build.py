@@ -16,6 +16,7 @@ from cbatch.model import Layers, ModelSpec, Rank, split_layers
 from cbatch.model.checkpoint import CHECKPOINT_FAMILIES
 from cbatch.model.topology import share_of, split_ranks
 from cbatch.runtime.attention import PagedCache
+from cbatch.runtime.carry import Drafting
 from cbatch.runtime.cpu import caches_of, check_models
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.fast.argmax import argmax
@@ -29,10 +30,11 @@ from cbatch.runtime.gpu.memory import TOO_LARGE, check_memory, kv_tokens_that_fi
 from cbatch.runtime.gpu.peers import send
 from cbatch.runtime.gpu.shards import draw_shard, shard
 from cbatch.runtime.host_memory import stage_copies
-from cbatch.runtime.iteration import EagerIteration, Send, copy
+from cbatch.runtime.iteration import EagerIteration, Send, copy, make_drafting
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
 from cbatch.runtime.slots import Devices, Slot, make_slots
+from cbatch.runtime.stage_model import Model
 from cbatch.runtime.streams import Streams
 from cbatch.runtime.weights import can_fuse, load_model, move_stages
 
@@ -80,10 +82,7 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
             EagerIteration(
                 models,
                 send=_sender(devices),
-                limits=limits,
-                drafter=options.drafter,
-                draft_models=() if stage else draft_models,
-                drafting=NgramDrafting if _by_ngrams(options.drafter) else None,
+                drafting=_drafting(options.drafter, models, () if stage else draft_models, limits, spec.vocab_size),
             ),
             [slot.stages[stage] for slot in slots],
             cast(CudaStream, stream).streams,
@@ -116,6 +115,15 @@ def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = O
         remedy = "define propose_each with operations of PyTorch, or give backend=cpu"
         raise ConfigError(f"drafter {type(drafter).__name__} proposes for one request at a time, on a CPU; {remedy}")
     check_memory(spec, limits, kv.num_tokens, *_parts(spec, limits, options), draft_model(drafter, spec))
+
+
+def _drafting(
+    drafter: Drafter | None, models: Sequence[Model], draft_models: Sequence[Model], limits: Limits, vocabulary: int
+) -> Sequence[Drafting]:
+    """Returns `make_drafting`, or for n-grams what does its work in one kernel."""
+    if isinstance(drafter, NgramDrafter) and _by_ngrams(drafter):
+        return [NgramDrafting(drafter, model.cache.texts, limits) for model in models]
+    return make_drafting(drafter, models, draft_models, limits, vocabulary)
 
 
 def _by_ngrams(drafter: Drafter | None) -> bool:
