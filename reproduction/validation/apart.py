@@ -96,7 +96,8 @@ def measure(server: ReplicatedServer, keys: str, layout: str, vocabulary: Any, p
     runs = []
     for engine, executor in zip(cluster.engines, watched, strict=True):
         asked = sorted(engine.record.requests, key=lambda request: request.id)
-        runs.append(run_of({"model": chosen.model.name, "batch": chosen.batch}, engine.record, asked, executor.shapes))
+        about = {"model": chosen.model.name, "batch": chosen.batch}
+        runs.append([run_of(about, engine.record, asked, executor.shapes)] if executor.shapes else [])
     moves: Any = simulated_server(profile, [Card()] * 2).moves
     return {
         "measured": _figures(record),
@@ -111,12 +112,15 @@ class _Watched(Watched):
         return getattr(vars(self)["executor"], name)
 
 
-def cards_of(runs: Sequence[ServedRun], transfers: Sequence[Any], profile: Profile, delay: Any) -> list[Card]:
-    """Returns the speed of each replica's card. delay: seconds of a send, see `Moves`; simulation adds them by itself."""
+def cards_of(runs: Sequence[Sequence[ServedRun]], transfers: Sequence[Any], profile: Profile, delay: Any) -> list[Card]:
+    """Returns the speed of each replica's card.
+
+    runs: of each; none of one that has computed nothing. delay: seconds of a send, see `Moves`; simulation adds them by itself.
+    """
     delays = [0.0] * len(runs)
     for sent in transfers:
         delays[sent.sender] += delay.at(sent.num_bytes)
-    return [speed_of([run], profile, seconds) for run, seconds in zip(runs, delays, strict=True)]
+    return [speed_of(own, profile, seconds) for own, seconds in zip(runs, delays, strict=True)]
 
 
 def elsewhere(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Card]:
