@@ -115,7 +115,7 @@ def lend(state: State, request: Request, now: float, until: float = inf) -> Move
 def _lease(state: State, request: Request, hashes: Sequence[BlockHash], now: float, until: float = inf) -> Moved:
     """Leases cached blocks in a row of their own."""
     assert state.cache is not None
-    row, pool = state.table.admit(spec_of(request)), state.cache.pool
+    row, pool = state.table.admit(spec_of(request), request._prefix and request._prefix.prompt), state.cache.pool
     state.fit_pool()
     pool.share(row, hashes)
     state.leases.append(lease := Lease(row, until))
@@ -158,7 +158,7 @@ def reserve(
     num_taken = lacking + num_found - pool.num_in_use(hashes[:num_found])
     if num_taken > pool.num_free or not accepts(_room(state, request, num_taken, others)):
         return None
-    row = table.admit(spec_of(request))
+    row = table.admit(spec_of(request), prefix.prompt)
     state.fit_pool()
     pool.share(row, hashes[:num_found])
     pool.extend(row, lacking)
@@ -192,16 +192,15 @@ def show(state: State, loading: Loading, now: float) -> None:
 def adopt(state: State, request: Request) -> None:
     """Makes a moved request wait here, with a row that continues its output."""
     assert state.cache is not None, "the receiver of a move has a prefix cache"
-    table = state.table
-    row = table.admit(spec_of(request))
+    table, prefix = state.table, Prefix(request, state.cache.pool, state.table)
+    row = table.admit(spec_of(request), prefix.prompt)
     state.fit_pool()
     first, number = request.num_prompt_tokens, request.num_output_tokens
     table.known[row] = table.total[row] = first + number
     table.first_token_at[row], table.last_token_at[row] = request.token_times if number else (np.nan, np.nan)
     if table.tokens is not None:
         table.tokens[row, first : first + number] = request.output
-    request._table, request._row = table, row
-    request._prefix = Prefix(request, state.cache.pool, table)
+    request._table, request._row, request._prefix = table, row, prefix
     if state.hands_over(request):  # it has come for its prompt alone, after a copy of a prefix
         table.limit[row] = first + 1
     state.wait(request)
