@@ -75,6 +75,10 @@ def run_sweep(arguments: Sequence[str], command: Command = RUN) -> Path:
 def _overrides(arguments: Sequence[str], command: Command) -> tuple[list[str], bool]:
     """Returns the overrides among the arguments, and whether they are a sweep's. Raises ConfigError if they cannot be used."""
     check_given_once(arguments, sweeps=True)
+    several = [option for option in arguments if option in _SWEEPS or option.startswith("seeds=")]
+    if several and not command.result:
+        problem = "a server serves its clients once, under one policy"
+        raise ConfigError(f"{several[0]}: {problem}; leave it out, or start a server for each")
     expanded = with_search_path(with_seeds(arguments, replications=command is not RUN))
     overrides = [argument for argument in expanded if not argument.startswith("-")]
     for option in {*expanded} - {*overrides} - _SWEEPS:

@@ -4,14 +4,20 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Annotated, ClassVar, Literal
 
+from pydantic import Field
+
 from cbatch import ConfigError
 from cbatch.validation import Give, check, not_negative, positive, read, whole
 from experiments.keys import key_of
 from experiments.settings.batch import is_auto
-from experiments.settings.settings import Composed, Keys, Settings, Text, Tokens, read_settings
+from experiments.settings.settings import Composed, Keys, Settings, Tokens, read_settings
 from experiments.workloads.base import SamplingKeys
 
 _Count = Annotated[int, whole(1)]
+_Address = Annotated[str, Field(min_length=1), Give("an address, as 127.0.0.1, or 0.0.0.0 for all interfaces")]
+_Secret = Annotated[
+    str, Field(min_length=1), Give("a text that is not empty, digits in quotes as in 'api_key=\"123\"'")
+]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -29,8 +35,8 @@ class ServerKeys:
     """The root keys that only a server has. conf/server.yaml explains them."""
 
     port: Annotated[int, whole(0, 65535)]
-    bind: Text
-    api_key: Text | None
+    bind: _Address
+    api_key: _Secret | None
     time_scale: Annotated[float, positive("simulated seconds per second")]
     max_request_tokens: Tokens
     max_new_tokens: _Count

@@ -18,6 +18,8 @@ from live import Live, events, served, serving
 
 from cbatch import CbatchError
 from experiments.report.text import run_text
+from experiments.server.settings import read_server_settings
+from experiments.settings.compose import compose
 
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "a", "max_tokens": 200, "stream": True}
@@ -120,8 +122,21 @@ def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
         ("stream=true", "stream, bounds:"),
         ("autoscale=wva_v1 backend.replicas=2", "autoscale: a server's number of replicas is fixed"),
         ("port=70000", "port=70000: give a whole number"),
+        ("-m seed=1,2", "-m: a server serves its clients once"),
+        ("seeds=3", "seeds=3: a server serves its clients once"),
     ],
 )
 def test_settings_that_a_server_has_not_are_refused(tmp_path: Path, argument: str, error: str) -> None:
     ended = command("server", "backend=cpu", "model=tiny", *argument.split(), cwd=tmp_path)
     assert ended.returncode == 2 and ended.stderr.startswith(f"error: {error}")
+
+
+@pytest.mark.parametrize("given", ["api_key=", "api_key=1e5", "api_key=123_456", "api_key=true", "bind="])
+def test_a_key_or_address_is_as_it_was_written_and_not_empty(given: str) -> None:
+    """Without a key anybody may ask, and without an address on all interfaces: a variable of the shell may be unset. Numbers would be written anew."""
+    key = given.partition("=")[0]
+    with pytest.raises(CbatchError, match=f"^{key}=.*: give "):
+        read_server_settings(compose("policy=orca", "backend=sim", given, name="server"))
+    for text in ("null", "0123", "'1e5'"):
+        settings = read_server_settings(compose("policy=orca", "backend=sim", f"api_key={text}", name="server"))
+        assert settings.server.api_key == (None if text == "null" else text.strip("'"))
