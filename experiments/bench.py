@@ -88,7 +88,7 @@ class Runs(NamedTuple):
     """Repeated runs of the same requests.
 
     figures: median and extremes of each figure from `figures_of`, as in results files. record: the record of the last run.
-    eager: iterations without a graph, per run; None in simulation.
+    eager: iterations without a graph, per run; None without graphs, in simulation and on a CPU.
     """
 
     figures: dict[str, dict[str, float]]
@@ -109,7 +109,8 @@ def repeat(
     for _ in range(repeats):
         record = server.serve(policy(), requests(), asynchronous=asynchronous)
         runs.append(figures_of(record))
-    eager = (_num_eager(server) - before) // repeats if server.executor.needs_tokens else None
+    after = _num_eager(server)
+    eager = None if before is None or after is None else (after - before) // repeats
     return Runs({name: spread([run[name] for run in runs]) for name in runs[0]}, record, eager)
 
 
@@ -133,10 +134,10 @@ def figures_of(record: RunRecord) -> dict[str, float]:
     }
 
 
-def _num_eager(server: Server) -> int:
-    """Returns the number of iterations without a graph so far."""
+def _num_eager(server: Server) -> int | None:
+    """Returns the number of iterations without a graph so far; None if the executor has no graphs."""
     iteration = getattr(server.executor, "iteration", None)
-    return 0 if iteration is None else int(iteration.num_eager)
+    return None if iteration is None else int(iteration.num_eager)
 
 
 def shortened(requests: Sequence[Request], number: int) -> list[Request]:

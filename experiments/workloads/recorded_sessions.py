@@ -131,7 +131,7 @@ class RecordedSessions(ClosedLoop):
             lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
             return {line["id"]: line["output"] for line in lines}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            remedy = "give the decisions file in its run's folder"
+            remedy = "give the decisions file of a run of real tokens, in its run's folder"
             raise WorkloadError(f"{file}: cannot be read ({error}); {remedy}") from error
 
     @cached_property
