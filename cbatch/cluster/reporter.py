@@ -49,6 +49,6 @@ class Reporter:
         self._cursor = pool.changes.begin()
         if cursor is None:
             return dict.fromkeys(pool.hashes, True)
-        hashes = pool.changes.since(cursor)
+        hashes, held = pool.changes.since(cursor), pool.hashes
         assert hashes is not None, "the changes between two reports are kept"
-        return {block_hash: block_hash in pool for block_hash in hashes}
+        return {block_hash: block_hash in held for block_hash in hashes}

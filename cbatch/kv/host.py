@@ -10,7 +10,7 @@ none, or the device has its hash.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from cbatch.kv.eviction import BlockHash
@@ -43,10 +43,6 @@ class HostTier:
 
     def __len__(self) -> int:
         return len(self._slots)
-
-    @property
-    def hashes(self) -> Set[BlockHash]:
-        return self._slots.keys()
 
     def hold(self, hashes: Iterable[BlockHash]) -> None:
         """Protects slots that the next iteration reads."""

@@ -35,7 +35,7 @@ class PrefixPool(SharingPool):
 
     num_hashed: int64 [rows], number of leading blocks in each row that have hashes.
     version: changes with the set of hashes. now: seconds, set by the owner for `Eviction`.
-    changes: a log of hashes registered or removed. host: what is evicted goes there, and is found there.
+    hashes: of the blocks on the device. changes: a log of hashes registered or removed. host: what is evicted goes there, and is found there.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class PrefixPool(SharingPool):
         self.eviction, self.host = eviction, HostTier(on_host)
         self.num_hashed = np.zeros(num_rows, np.int64)
         self.version = self.num_evicted = 0
-        self.changes = Changes(4 * num_blocks)
+        self.changes = Changes(4 * (num_blocks + on_host))
         self.now = 0.0
         self._blank = list(range(num_blocks - 1, -1, -1))  # a stack
         self._cached: OrderedDict[int, None] = OrderedDict()  # in the order of release
@@ -68,7 +68,7 @@ class PrefixPool(SharingPool):
 
     @property
     def hashes(self) -> Set[BlockHash]:
-        return self._blocks.keys() | self.host.hashes if len(self.host) else self._blocks.keys()
+        return self._blocks.keys()
 
     @property
     def num_cached(self) -> int:

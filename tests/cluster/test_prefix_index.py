@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from schedules import UnitCost
 
-from cbatch import Engine, KVSize, Limits, Request, Server
+from cbatch import CachedBlock, CostFunction, Engine, KVSize, Limits, Request, Server
 from cbatch.arrivals import Listed
 from cbatch.cluster import Cluster, ClusterView, ReplicaView, RoundRobin
 from cbatch.sim import SimExecutor
@@ -84,6 +84,59 @@ def test_an_index_that_is_first_read_late_is_whole_after_a_report(since: int) ->
     assert seen.pop(since) == [0, 0]
     later = {id_: values for id_, values in always.items() if id_ > since}
     assert seen == later if since < 2 else seen.keys() == later.keys()
+
+
+def test_blocks_in_host_memory_do_not_count() -> None:
+    """The second prompt takes all four blocks: the first one's two full blocks go to host memory, where the third request finds the first."""
+    cost, seen = CostFunction(UnitCost().predict), list[int]()
+    server = Server(SimExecutor(cost), Limits(1, 100, 100), cost, KVSize(4, 4, 10), False, prefix_cache=LRU())
+
+    class Notes(RoundRobin):
+        def choose(self, request: Request, view: ClusterView) -> int:
+            seen.append(view[0].cached_tokens(request))
+            return super().choose(request, view)
+
+    blocks = [(1, 2), (5, 6, 7, 8), (1, 2), (1, 2)]
+    requests = [
+        Request(index, 4 * len(each), 1, arrival_time=50.0 * index, prefix_hashes=each, hash_block=4)
+        for index, each in enumerate(blocks)
+    ]
+    cluster = Cluster([server.engine(Orca())], Notes())
+    cluster.attach(Listed(requests))
+    cluster.run()
+    assert [(request.num_cached_tokens, request.num_host_tokens) for request in requests] == [(0, 0)] * 2 + [
+        (4, 4),
+        (4, 0),
+    ]
+    assert seen == [0, 0, 0, 4]
+
+
+class KeepsNoFirst(LRU):
+    """Keeps in host memory what follows a first block, and so loses all of it with that block."""
+
+    def keeps(self, block: CachedBlock, now: float) -> bool:
+        return block.start > 0
+
+
+def test_a_report_names_all_that_is_lost_at_once() -> None:
+    """Host memory has 60 blocks that follow the same first one, 15 times as many as the GPU has blocks, when that one is evicted."""
+    cost = CostFunction(UnitCost().predict)
+    server = Server(SimExecutor(cost), Limits(1, 100, 100), cost, KVSize(4, 4, 100), False, prefix_cache=KeepsNoFirst())
+
+    class Reads(RoundRobin):
+        def choose(self, request: Request, view: ClusterView) -> int:
+            assert view[0].cached_tokens(request) == (4 if 0 < request.id < 60 else 0)
+            return super().choose(request, view)
+
+    blocks = [*((1, 10 + index) for index in range(60)), (5, 6, 7, 8), (1, 10)]
+    requests = [
+        Request(index, 4 * len(each), 1, arrival_time=50.0 * index, prefix_hashes=each, hash_block=4)
+        for index, each in enumerate(blocks)
+    ]
+    cluster = Cluster([server.engine(Orca())], Reads())
+    cluster.attach(Listed(requests))
+    cluster.run()
+    assert requests[-1].num_cached_tokens == 0
 
 
 def test_without_a_reader_no_change_is_logged() -> None:
