@@ -90,6 +90,14 @@ class HostTier:
             if not self._following[before]:
                 del self._following[before]
 
+    def clear(self) -> Sequence[BlockHash]:
+        """Forgets all hashes, and the copies since the last call of `take_copies`. Returns the hashes."""
+        lost = [*self._slots]
+        for block_hash in lost:
+            self._remove(block_hash)
+        self._out, self._back = [], []
+        return lost
+
     def take_copies(self) -> Copies | None:
         """Returns the copies since the last call; None if there are none."""
         if not (self._out or self._back):

@@ -55,8 +55,7 @@ class PrefixPool(SharingPool):
         self._blocks: dict[BlockHash, int] = {}  # the oldest copy
         self._copies: dict[BlockHash, list[int]] = {}  # further copies
         self._num_successors: dict[BlockHash, int] = {}
-        self._depth, self._num_uses, self._created = np.zeros((3, num_blocks), np.int64)
-        self._released, self._holder_tokens = np.zeros((2, num_blocks), np.int64)
+        self._depth, self._num_uses, self._created, self._released, self._holder_tokens = np.zeros((5, num_blocks), int)
         self._released_at = np.zeros(num_blocks)
         self._clock = 1  # numbers registrations and releases
         self._keeps_all = type(eviction).keeps is Eviction.keeps or not on_host
@@ -177,11 +176,12 @@ class PrefixPool(SharingPool):
         super().grow(num_rows)
 
     def clear(self) -> None:
-        """Forgets the content of all cached blocks, which are not counted as evicted."""
+        """Forgets the content of all cached blocks, which are not counted as evicted, and of host memory."""
         num_evicted = self.num_evicted
         while self._cached:
             self._blank.append(self._evict())
         self.num_evicted = num_evicted
+        self.changes.add(self.host.clear())
 
     def _find(self, hashes: Iterable[BlockHash]) -> NDArray[np.int32]:
         return np.fromiter(map(self._blocks.__getitem__, hashes), np.int32)

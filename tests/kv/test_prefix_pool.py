@@ -56,6 +56,26 @@ class Blocks:
         }
 
 
+def test_a_machine_that_starts_again_finds_nothing_in_host_memory_either() -> None:
+    """Of four blocks two hold "ab" and "abcd"; "xyXY" takes all, so that the first two are in host memory, and clearing sends no others there."""
+    pool = PrefixPool(4, 2, 8, 100, LRU(), 10)
+    for row, text in enumerate(("abcd", "xyXYzwZW")):
+        admit(pool, row, text)
+        pool.release(row, None)
+    assert len(pool.host) == 2 and "ab" in pool
+    copies = pool.host.take_copies()
+    assert copies is not None and len(copies.out) == 2
+    cursor = pool.changes.begin()
+    pool.clear()
+    check_pool(pool)
+    lost = {"ab", "abcd", *names_of("xyXYzwZW", 2)}
+    assert not any(name in pool for name in lost)
+    assert {*(pool.changes.since(cursor) or ())} == lost
+    assert pool.host.take_copies() is None and pool.num_evicted == 2
+    admit(pool, 0, "abcd")
+    check_pool(pool)
+
+
 def test_a_block_s_life_as_in_vllm() -> None:
     """A [abcde] and an output x, B [abcdfg], C [abcd], D [mnopq], E [abcdex!] on six blocks of two tokens."""
     blocks = Blocks(6, 2)
