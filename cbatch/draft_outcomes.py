@@ -68,7 +68,9 @@ def settle(
     too_many = drafts + ONE - counts
     table.known[rows] = known = known + counts
     table.total[rows] = total = table.total[rows] - too_many
-    table.computed[rows] = np.maximum(table.computed[rows] - too_many, ZERO)  # 0 if the request was preempted in flight
+    table.computed[rows] = computed = np.maximum(table.computed[rows] - too_many, ZERO)
+    for index in ((computed == ZERO) & (counts > ONE)).nonzero()[0].tolist():  # preempted in flight
+        step.requests[places[index]].lose_accepted(counts.item(index) - 1, known.item(index) - 1)
     ended = (known >= table.limit[rows]) | (known == table.stop[rows])
     if done:
         ended |= [step.requests[place] in done for place in places.tolist()]

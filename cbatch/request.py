@@ -155,6 +155,11 @@ class Request:
         self.num_preemptions += 1
         self._leave_behind(num_computed)
 
+    def lose_accepted(self, number: int, num_computed: int) -> None:
+        """Counts drafts that a preemption took in flight and that were then accepted, which makes `num_computed` tokens lost."""
+        self.num_lost_tokens += number
+        self._lost_to = max(self._lost_to, num_computed)
+
     def move(self, num_computed: int) -> None:
         """Counts a move to another engine, which finds what was sent of the KV cache of `num_computed` tokens."""
         self.num_moves += 1

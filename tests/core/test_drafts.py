@@ -236,8 +236,10 @@ def test_a_preempted_request_keeps_what_is_accepted_in_flight() -> None:
     assert plan.add(request) == 0 and plan.refusal is Refusal.NOT_READY
     absorb(engine)
     assert counters(request) == (8, 8, 0, 8)
+    assert request.num_lost_tokens == 7, "of 8 known tokens, the newest one had no keys and values yet"
     engine.run()
     assert request.output == [*range(14, 34)]
+    assert request.num_recomputed_tokens == 7
 
 
 def test_a_cancelled_request_gets_no_token_of_its_drafts() -> None:

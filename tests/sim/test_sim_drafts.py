@@ -96,6 +96,16 @@ def test_lengths_are_those_without_drafts(policy: Policy, rule: DraftingRule) ->
     lengths = sorted((request.id, request.num_output_tokens) for request in record.requests)
     assert lengths == [(number, (60, 90, 7, 40, 1)[number % 5]) for number in range(30)]
     assert sum(step.num_sampled for step in record.steps) == 6 * (60 + 90 + 7 + 40 + 1)
+    check_computed(record)
+
+
+def check_computed(record: RunRecord) -> None:
+    """What was computed is each request's tokens but the last one, what was computed again, and the rejected drafts."""
+    computed = sum(step.num_prefill_tokens + step.num_decode_tokens for step in record.steps)
+    rejected = sum(step.num_drafts - step.num_accepted for step in record.steps)
+    needed = sum(each.num_prompt_tokens + each.num_output_tokens - 1 for each in record.requests)
+    assert computed == needed + rejected + sum(each.num_recomputed_tokens for each in record.requests)
+    assert all(each.num_lost_tokens >= each.num_recomputed_tokens for each in record.requests)
 
 
 @pytest.mark.long
@@ -107,7 +117,7 @@ def test_policies_meet_waiting_requests_with_drafts_in_flight(name: str) -> None
     server = Server(executor, Limits(4, 64, 60, num_stages=2, tile=8, max_drafts=3), cost, KVSize(24, 4))
     lengths = ((13, 20), (5, 37), (30, 7), (9, 28), (20, 1)) * 3
     requests = [Request(number, prompt, output) for number, (prompt, output) in enumerate(lengths)]
-    server.serve(Speculating(EVERY_POLICY[name](8)), requests)
+    check_computed(server.serve(Speculating(EVERY_POLICY[name](8)), requests))
     assert [(each.num_prompt_tokens, each.num_output_tokens) for each in requests] == [*lengths]
 
 
