@@ -18,7 +18,8 @@ from tiny_models import LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, greedy_references
 from cbatch import Engine, FinishReason, Limits, Policy, Request, Status
 from cbatch.drafts import ModelDrafter
 from cbatch.host import advance
-from cbatch.kv import KVSize, PrefixPool
+from cbatch.kv import KVSize, PrefixPool, hashes
+from cbatch.kv.hashes import chained
 from cbatch.model import ModelSpec
 from cbatch.moves import Loading, Moved, hold
 from cbatch.runtime.attention import ReferenceAttention
@@ -140,6 +141,20 @@ def run_to_end(pair: Pair) -> None:
     for engine in pair.engines:
         engine.poke(0.0)
         engine._take_arrivals()
+
+
+def test_the_blocks_of_a_moved_request_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whichever engine fills them: the receiver keeps the hashes of the sender."""
+    hashed: list[bytes] = []
+    monkeypatch.setattr(hashes, "chained", lambda *block: hashed.extend(made := chained(*block)) or made)
+    pair, (request,) = Pair([SarathiServe(Fixed(48)), SarathiServe(Fixed(48))]), asked(1)
+    pair.engines[0].state.hands_over = lambda request: True
+    pair.engines[0].on_leave = lambda request: pair.move(request, 0, 1)
+    pair.engines[0].submit([request])
+    run_to_end(pair)
+    check_end(pair, [request])
+    assert pair.sent and len(hashed) == len({*hashed}) == (request.max_tokens - 1) // SIZE
+    pair.close()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
