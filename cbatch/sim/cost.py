@@ -6,14 +6,15 @@ Iterations without prompts have separate tables if the runtime computes them dif
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 from cbatch.cost import BatchShape
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.model.topology import Topology
-from cbatch.sim.measured import DecodeOnly
+from cbatch.sim.attention import Attention, TableAttention
+from cbatch.sim.measured import DecodeOnly, DraftedOnly
 from cbatch.sim.power import STEADY
 from cbatch.sim.profile import Operations, Profile
 from cbatch.sim.provenance import FALLBACK, NOT_COMPARED, not_measured
@@ -29,6 +30,7 @@ class _Tables(NamedTuple):
     """
 
     layers: float
+    attention: Attention
     times: Callable[[int], TokenTimes]
     head: Callable[[int], float]
 
@@ -72,7 +74,6 @@ class ProfileCost:
         self._sends = frozenset[str]()  # the links over which anything is sent
         self._links = [*map(self.link, leaves)]
         self.power, graphs = self.operations.measured.power, self.operations.measured.captured_graphs
-        self._attention = self.operations.attention
         self.max_batch = max_batch
         self._mixed = self._tables_of(self.operations, profile.card.prompts, mixed=True)
         without_prompts = self.operations.measured.without_prompts
@@ -114,7 +115,7 @@ class ProfileCost:
         times = self._times(shape, tables, token_times)
         return Parts(
             stages * token_times.linear,
-            stages * tables.layers * self._attention.seconds(shape),
+            stages * tables.layers * tables.attention.seconds(shape),
             times.head,
             stages * token_times.other + token_times.embedding,
             stages * token_times.communication + sum(token_times.transfers),
@@ -127,7 +128,7 @@ class ProfileCost:
 
     def execute_decodes(self, shape: BatchShape) -> Iterator[tuple[BatchShape, StageTimes]]:
         """Yields the shapes and `execute` times of the iterations that follow an iteration of decodes (`following_decodes`)."""
-        tables, num_tokens = self._tables(shape), shape.num_tokens
+        tables, num_tokens = self._tables(shape), self._num_tokens(shape)
         token_times = tables.times(num_tokens)
         for following in following_decodes(shape):
             times = self._single_decodes.get(following.decode_context) if num_tokens == 1 else None
@@ -139,7 +140,7 @@ class ProfileCost:
             yield following, times
 
     def _execute(self, shape: BatchShape, tables: _Tables, token_times: TokenTimes) -> StageTimes:
-        if not token_times.covered or not self._attention.covers(shape):
+        if not token_times.covered or not tables.attention.covers(shape):
             self.num_outside += 1
         return self._times(shape, tables, token_times, paced=True)
 
@@ -198,7 +199,7 @@ class ProfileCost:
     def _times(self, shape: BatchShape, tables: _Tables, token_times: TokenTimes, *, paced: bool = False) -> StageTimes:
         """Returns the times of an iteration. paced: whether to compute the pace of decode-only iterations."""
         linear, other, pace, communication, embedding, transfers, _ = token_times
-        compute = linear + other + tables.layers * self._attention.seconds(shape)
+        compute = linear + other + tables.layers * tables.attention.seconds(shape)
         many = tables is self._drafted and shape.num_decodes > self._most_decodes  # products dominate, as with prompts
         if paced and self._decodes and not shape.chunks and not many:
             pace = self._decodes(shape.num_decodes)(compute)
@@ -214,11 +215,14 @@ class ProfileCost:
             seconds = head.at(number)
             return factor * (seconds if head.covers(number) or not seconds else max(seconds, least.at(number)))
 
-        return _Tables(factor * self._layers, times, head_seconds)
+        attention = self.operations.attention
+        if isinstance(parts, DraftedOnly) and isinstance(attention, TableAttention):
+            attention = replace(attention, decodes=parts.alone)
+        return _Tables(factor * self._layers, attention, times, head_seconds)
 
     def _tables(self, shape: BatchShape) -> _Tables:
         """Returns the tables for a shape. Decodes beyond the decode-only tables resemble as many prompt tokens: products dominate both."""
-        if self._drafted and shape.num_drafts and not shape.chunks and shape.num_decodes <= self._most_rows:
+        if self._drafted and self._among_drafts(shape) and shape.num_decodes <= self._most_rows:
             return self._drafted
         if shape.chunks or shape.num_padding or shape.num_decodes > self._most_decodes:
             return self._mixed
@@ -228,15 +232,20 @@ class ProfileCost:
         """Returns the rows of the output head. Captured graphs with prompts compute all rows that drafts could fill."""
         if shape.chunks and self.max_rows > (self.max_batch or 0) and (size := self.graph_tokens(shape)):
             return min(self.max_rows, size - 1)
-        if self._drafted and shape.num_drafts and not shape.chunks:
+        if self._drafted and self._among_drafts(shape):
             return self._num_tokens(shape)
         return len(shape.chunks) + shape.num_decodes
 
     def _num_tokens(self, shape: BatchShape) -> int:
         """Returns the tokens of the products. The tables of iterations with prompts have other captured graphs than drafts have."""
-        if shape.num_drafts and not shape.chunks and (self._drafted or shape.num_decodes > self._most_decodes):
+        if self._among_drafts(shape) and (self._drafted or shape.num_decodes > self._most_decodes):
             return self.graph_tokens(shape) or shape.num_tokens
         return shape.num_tokens
+
+    def _among_drafts(self, shape: BatchShape) -> bool:
+        """Returns whether an iteration has drafts and no prompts, or is computed by such a graph that was measured."""
+        could = self._drafted and self.max_rows > (self.max_batch or 0) and not shape.num_padding
+        return not shape.chunks and bool(shape.num_drafts or could)
 
     def _token_times(self, parts: Operations | DecodeOnly, factor: float, mixed: bool, num_tokens: int) -> TokenTimes:
         layers, embedding = self._layers, self.operations.embedding

@@ -36,7 +36,7 @@ AttentionGrid = Annotated[BilinearGrid, Grid("sizes", "contexts")]
 PARTS = ("linear", "attention", "other", "head")
 """The parts of an iteration, as attributes of `Measured`."""
 
-OF_LAYERS = ("linear", "other", "chunks", "decodes", "mixed_decodes", "exchange")
+OF_LAYERS = ("linear", "other", "chunks", "decodes", "mixed_decodes", "alone", "exchange")
 """The tables that `MeasuredModel.measured` divides by the number of layers."""
 
 
@@ -93,9 +93,13 @@ class DecodeOnly:
 
 @dataclass(frozen=True, slots=True)
 class DraftedOnly(DecodeOnly):
-    """Parts of iterations of decodes with drafts, against the rows of a captured graph. decodes: attention, see `TableAttention.drafted`."""
+    """Parts of iterations without prompts in graphs that hold drafts, against the graph's rows.
+
+    decodes: attention of decodes with drafts, see `TableAttention.drafted`. alone: of those without, as `TableAttention.decodes`.
+    """
 
     decodes: AttentionGrid
+    alone: AttentionGrid
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,7 @@ class Measured:
     head: seconds of output head and sampling, against requests. embedding: against tokens.
     chunks, decodes, mixed_decodes: seconds of the layers' attention, see `TableAttention`.
     decode_only: iterations without prompts, if measured separately; linear, other and head then exclude them.
-    drafted_only: those with drafts, in graphs that make them by n-grams; `other` includes that. None: priced as iterations without drafts.
+    drafted_only: those in graphs that hold drafts, made by n-grams; `other` includes that. None: priced as if graphs held none.
     shared_reads: see `TableAttention`; against decodes.
     exchange: seconds of the layers' exchanges between ranks, against tokens; None: two all-reduces per layer over the profile's links.
     power: how an iteration's time depends on the preceding iterations.
@@ -210,7 +214,7 @@ class Measured:
         """
         part = 1 / num_gpus
         heads = Topology(num_gpus, gpus_per_node=num_gpus).share(spec).num_kv_heads / spec.num_kv_heads
-        shared = self.scaled(linear=part, head=part, chunks=heads, decodes=heads, mixed_decodes=heads)
+        shared = self.scaled(linear=part, head=part, chunks=heads, decodes=heads, mixed_decodes=heads, alone=heads)
         return replace(shared, exchange=None, captured_rows=None)
 
     def scaled(self, **factors: float) -> "Measured":

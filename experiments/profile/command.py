@@ -34,8 +34,9 @@ from experiments.store.provenance import commit, slug, today, versions, write_te
 
 Size = Annotated[int, whole(2)]
 
-SETTLED_SECONDS = 0.5
-"""Warm-up of iterations with drafts, whose runs compute hundreds of similar ones: after `WARM_UP_SECONDS` the clock of an H200 still falls."""
+SETTLED_SECONDS, LIGHT_ROWS = 0.5, 16
+"""Warm-up of iterations with drafts, whose runs compute hundreds of similar ones, if they have more rows: after `WARM_UP_SECONDS` the clock of an H200
+still falls."""
 
 QUICK = {"max_tokens": 512, "longest": 1024}
 """Limits of the iterations of `measure_cpu`; predictions beyond them are extrapolated."""
@@ -103,22 +104,25 @@ def measure_drafts(
     Raises ConfigError, ProfileError or CapacityError: a key that cannot be used.
     """
     name, spec = hardware or slug(hardware_name(backend)), load_spec(model)
+    if drafts < (together := rows_per_read(spec)) - 1:
+        reads = f"the kernel reads a context of {spec.name} for {together} rows at once"
+        raise ConfigError(f"profile drafts: drafts={drafts}: {reads}; give at least {together - 1}")
     content = profile_content(load_profile(name))
     sizes = {"max_tokens": batch * (1 + drafts), "longest": longest}
     machine = build(backend, spec, batch=batch, drafts=drafts, **sizes)
     with closing(machine.server):
         report(f"decodes with up to {drafts} drafts, {spec.name} on {machine.name}")
         laboratory = machine.laboratory(spec)
-        laboratory.warm_up_seconds = SETTLED_SECONDS
+        laboratory.warm_up_seconds, laboratory.light_rows = SETTLED_SECONDS, LIGHT_ROWS
         bases = drafted_bases(laboratory, machine.decode_sizes)
         base = PiecewiseLinear.through((size, laboratory.seconds(one)) for size, one in bases.items())
         report("attention")
-        attention = drafted_attention(laboratory, base, machine.decode_sizes, rows_per_read(spec))
+        attention = drafted_attention(laboratory, base, machine.decode_sizes, together)
         report("shares of kernels")
         shares_of = _shares_of(laboratory, bases) if backend == "cuda" else unknown
     options = {"model": model, "batch": batch, "drafts": drafts, "longest": longest}
     origin = _origin(" drafts", options, machine.name)
-    tables.put_drafted(content, spec, origin, tables.drafted_only(base, shares_of, attention))
+    tables.put_drafted(content, spec, origin, tables.drafted_only(base, shares_of, *attention))
     path = Path(output) if output else PROFILES / f"{name}.json"
     write_text(path, profile_text(make_profile(content)))
     report(f"written: {path}")

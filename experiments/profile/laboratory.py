@@ -64,7 +64,10 @@ class Batch(NamedTuple):
 
 
 class Laboratory:
-    """Computes batches on a server of real tokens, for requests that exist only as rows. measured: seconds by timed batch."""
+    """Computes batches on a server of real tokens, for requests that exist only as rows.
+
+    measured: seconds by timed batch. warm_up_seconds: of iterations that draw much power, which without prompts are those of more than `light_rows`.
+    """
 
     def __init__(self, server: Server, vocabulary_size: int) -> None:
         self.executor, self.limits = server.executor, server.limits
@@ -77,6 +80,7 @@ class Laboratory:
         self._requests = [Request(index, 1, 1) for index in range(limits.max_batch)]
         self._index = 0
         self._hot, self.warm_up_seconds = False, WARM_UP_SECONDS  # hot: the last iterations drew much power
+        self.light_rows = limits.max_batch
 
     def holds(self, batch: Batch) -> bool:
         """Returns whether the batch fits the limits and the KV cache."""
@@ -170,7 +174,7 @@ class Laboratory:
         return intervals
 
     def _is_hot(self, batch: Batch) -> bool:
-        return bool(batch.chunks) or sum(batch.num_tokens) > self.limits.max_batch
+        return bool(batch.chunks) or sum(batch.num_tokens) > self.light_rows
 
     def _give_blocks(self, ends: Sequence[int]) -> None:
         """Gives each row the blocks for its number of tokens, and no blocks to other rows."""

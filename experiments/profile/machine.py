@@ -80,8 +80,9 @@ def build(
     limits = Limits(batch, most, min(longest, spec.max_positions), tile=TILES[backend], max_drafts=drafts)
     options = Options(drafter=NgramDrafter(drafts) if drafts else None)
     if backend == "cpu":
-        sizes = [2**power for power in range(batch.bit_length()) if 2**power < batch]
-        return Machine(name, real_server(Cpu(), spec, limits, options), [*sizes, batch], (), "reference")
+        rows = limits.max_rows
+        sizes = [2**power for power in range(rows.bit_length()) if 2**power < rows]
+        return Machine(name, real_server(Cpu(), spec, limits, options), [*sizes, rows], (), "reference")
     release_memory()
     server = real_server(Cuda(tensor_parallel=tensor_parallel), spec, limits, options)
     iteration = server.executor.iteration

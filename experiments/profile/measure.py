@@ -106,14 +106,23 @@ def drafted_bases(laboratory: Laboratory, sizes: Sequence[int]) -> dict[int, Bat
 
 def drafted_attention(
     laboratory: Laboratory, base: PiecewiseLinear, sizes: Sequence[int], together: int
-) -> BilinearGrid:
-    """Returns the attention of decodes with drafts by (number of reads, mean context), as `_contexts`.
+) -> tuple[BilinearGrid, BilinearGrid]:
+    """Returns the attention of decodes without drafts and with them, in graphs that hold drafts, by (number of reads, mean context), as `_contexts`.
 
-    base: of `drafted_bases`. together: rows of each read; the largest batch also has two reads of each request, if there may be as many drafts.
+    base: of `drafted_bases`. together: rows of each read with drafts; the largest batch also has two reads of each request, if there may be as many drafts.
     """
+    limits = laboratory.limits
+    reads = [(size, 1) for size in sizes if size <= limits.max_batch]
+    return _reads(laboratory, base, reads, 1), _reads(laboratory, base, [*reads, (limits.max_batch, 2)], together)
+
+
+def _reads(
+    laboratory: Laboratory, base: PiecewiseLinear, numbers: Sequence[tuple[int, int]], together: int
+) -> BilinearGrid:
+    """Measures numbers of requests with reads of each; see `drafted_attention`."""
     points, limits = list[Point](), laboratory.limits
     longest = limits.max_request_tokens - limits.max_drafts
-    for number, reads in [*((size, 1) for size in sizes if size <= limits.max_batch), (limits.max_batch, 2)]:
+    for number, reads in numbers:
         for context in batches.fit_in(batches.CONTEXTS, longest):
             batch = Batch((), batches.spread(number, context, longest), drafts=reads * together - 1)
             if batch.drafts <= limits.max_drafts and laboratory.holds(batch):

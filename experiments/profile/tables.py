@@ -58,9 +58,10 @@ def model_tables(iterations: Iterations, alone: ShareOf, mixed: ShareOf, max_bat
     )
 
 
-def drafted_only(base: PiecewiseLinear, share_of: ShareOf, attention: BilinearGrid) -> DraftedOnly:
+def drafted_only(base: PiecewiseLinear, share_of: ShareOf, alone: BilinearGrid, drafted: BilinearGrid) -> DraftedOnly:
+    """alone, drafted: of `drafted_attention`."""
     heads = tuple(share_of(size).head * seconds for size, seconds in zip(*base, strict=True))
-    return DraftedOnly(*_divide(base, share_of, heads), PiecewiseLinear(base.sizes, heads), attention)
+    return DraftedOnly(*_divide(base, share_of, heads), PiecewiseLinear(base.sizes, heads), drafted, alone)
 
 
 def new_content(
