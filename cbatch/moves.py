@@ -192,15 +192,16 @@ def show(state: State, loading: Loading, now: float) -> None:
 def adopt(state: State, request: Request) -> None:
     """Makes a moved request wait here, with a row that continues its output."""
     assert state.cache is not None, "the receiver of a move has a prefix cache"
-    table, prefix = state.table, Prefix(request, state.cache.pool, state.table)
-    row = table.admit(spec_of(request), prefix.prompt)
+    table, request._prefix = state.table, None  # instead of the sender's
+    state.cache.expect([request])
+    row = table.admit(spec_of(request), request._prefix and request._prefix.prompt)
     state.fit_pool()
     first, number = request.num_prompt_tokens, request.num_output_tokens
     table.known[row] = table.total[row] = first + number
     table.first_token_at[row], table.last_token_at[row] = request.token_times if number else (np.nan, np.nan)
     if table.tokens is not None:
         table.tokens[row, first : first + number] = request.output
-    request._table, request._row, request._prefix = table, row, prefix
+    request._table, request._row = table, row
     if state.hands_over(request):  # it has come for its prompt alone, after a copy of a prefix
         table.limit[row] = first + 1
     state.wait(request)

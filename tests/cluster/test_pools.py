@@ -15,6 +15,7 @@ from cbatch.request import Request
 from cbatch.sim.profile_file import PROFILES
 from experiments.api import Result, simulate
 from experiments.plots import composition
+from experiments.settings.groups import CONFIG_FOLDER
 from experiments.store.tables import read_replicas, read_requests, read_steps
 
 POOLS = {
@@ -173,3 +174,18 @@ def test_pools_that_cannot_be_are_refused_in_a_line(keys: dict[str, object], say
     with pytest.raises(CbatchError, match=says.replace(".", r"\.")) as refused:
         served(**keys)
     assert isinstance(refused.value, CbatchError) and "\n" not in str(refused.value)
+
+
+EVICTIONS = sorted(path.stem for path in Path(CONFIG_FOLDER / "eviction").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("eviction", EVICTIONS)
+def test_each_eviction_serves_requests_that_come_from_a_prefiller(eviction: str) -> None:
+    """Two decoders in turn, whose small caches evict: an eviction there has heard of each request before its admission."""
+    pools = {"p": {"role": "prefill"}, "d": {"role": "decode", "replicas": 2}}
+    lengths = {"min_length": 10, "max_length": 80}
+    chats = {"turns": [2, 4], "system": 0, "pause": 0.1, "sessions": 4, "requests": 40, "lengths": lengths}
+    cache = {"prefix_cache": True, "eviction": eviction, "kv_tokens": 640, "block_size": 16}
+    made = simulate("sarathi_serve", "chat", pools=pools, batch=4, **chats, **cache)
+    assert made.summary["run"]["requests"] == made.summary["run"]["counted_requests"] >= 40
+    assert made.summary["prefix_cache"]["evicted_blocks"] > 0
