@@ -24,6 +24,9 @@ TABLES: Json = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(enco
 FURTHER: dict[str, list[str]] = TABLES["further"]
 """Heading and format of further columns, by the figure's name in results files."""
 
+TIMES = ("s", "ms per iteration")
+"""Units of which less is faster."""
+
 
 class Section(NamedTuple):
     """A table. files: pattern of the results files. key: the figure's name in them. peers: the work in peers.json."""
@@ -68,7 +71,12 @@ def text(folder: Path) -> str:
         theirs = [engine for engine in engines if engine["section"][0] == section.peers]
         ours = [_load(path) for path in sorted(folder.glob(section.files))]
         entries = [
-            Entry(", ".join([*file["section"][1:], file["row"]]), file["figures"]["value"], stamp(file), {})
+            Entry(
+                ", ".join([*file["section"][1:], file["row"]]),
+                file["figures"]["value"],
+                stamp(file),
+                _further(file["figures"]),
+            )
             for file in theirs
         ]
         entries += [entry for file in ours for entry in _of_file(section, file)]
@@ -96,7 +104,7 @@ def comparison(folder: Path) -> str:
         for key in keys:
             figure = figure[key]
         value, other = figure["median"], theirs["figures"]["value"]["median"]
-        faster = other / value if unit.startswith("ms") else value / other
+        faster = other / value if unit in TIMES else value / other
         numbers = {"cbatch": number(value), f"vLLM {theirs['engine']['version']}": number(other)}
         rows.append({"": f"{work} [{unit}]", **numbers, "faster": f"{faster:.2f}x"})
     return _markdown(rows)
@@ -111,11 +119,15 @@ def _of_file(section: Section, file: Json) -> Iterator[Entry]:
     """Yields every way in a results file."""
     names = [f"batch {file['batch']}"] if section.peers == "trace" else []
     for key, found in _leaves(file["figures"], section.key):
-        known = {name: found[name] for name in FURTHER if found.get(name) is not None}
-        further = {name: value["median"] if isinstance(value, dict) else value for name, value in known.items()}
         name = ", ".join([*names, key])
         name = f"transformers, {name}" if key.startswith("static KV") else f"**cbatch, {name}**"
-        yield Entry(name, found[section.key], stamp(file), further)
+        yield Entry(name, found[section.key], stamp(file), _further(found))
+
+
+def _further(figures: Json) -> Json:
+    """Returns the figures of further columns."""
+    known = {name: figures[name] for name in FURTHER if figures.get(name) is not None}
+    return {name: value["median"] if isinstance(value, dict) else value for name, value in known.items()}
 
 
 def _leaves(figures: Json, wanted: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, Json]]:

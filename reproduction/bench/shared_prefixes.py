@@ -4,13 +4,13 @@
     chat      64 conversations in lockstep: a system prompt of 1,024 tokens that all share, then 8 turns of 256 tokens, 128 new each;
               a turn's prompt holds the answers before
 
-With `engine=vllm`, vLLM serves the same requests, in its own environment.
+With `engine=vllm` or `engine=sglang`, that engine serves the same requests, in its own environment.
 """
 
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
@@ -31,10 +31,11 @@ from experiments.store.provenance import spread, write_benchmark
 from policies.evictions import LRU
 from policies.orca import Orca
 from reproduction import BENCH, RESULTS
-from reproduction.bench.peers.cases import Case
-from reproduction.bench.peers.measure import graphics_card, write_checkpoint
+from reproduction.bench.peers.cases import UNITS, Case
+from reproduction.bench.peers.measure import LABELS, Engine, graphics_card, start, store, write_checkpoint
+from reproduction.bench.peers.measure import serve as serve_checked
 from reproduction.bench.peers.turns import in_turn
-from reproduction.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine, cache_of
+from reproduction.bench.peers.vllm_engine import ENVIRONMENT
 
 LONGEST = 8192
 NEW = 128
@@ -43,7 +44,7 @@ Turns = Iterator[Sequence[Request]]
 
 
 def main(
-    engine: Literal["cbatch", "vllm"] = "cbatch",
+    engine: Literal["cbatch", "vllm", "sglang"] = "cbatch",
     policies: str = "policy=sarathi_serve chunk=2048;policy=prefix_order policy.order=dfs_weight chunk=256",
     works: tuple[str, ...] = ("groups", "chat"),
     model: str = "llama-3.1-8b",
@@ -55,43 +56,73 @@ def main(
     turns: str = "",
     folder: str = RESULTS,
 ) -> None:
-    """Measures, prints and writes shared-prefixes.json; for vLLM peers/vllm-shared-prefixes.json.
+    """Measures, prints and writes shared-prefixes.json; for another engine adds to peers.json.
 
-    policies: as for `trace`. kv_tokens: those of vLLM 0.22 on an H100. turns: as for `peers`; vLLM without takes what the GPU has.
+    policies: as for `trace`. kv_tokens: those of vLLM 0.22 on an H100. turns: as for `peers`; other engines without take what the GPU has.
     """
-    spec, figures = load_spec(model), dict[str, Any]()
-    about = {"model": spec.name, "batch": batch, "max_tokens": max_tokens, "figures": figures}
+    spec = load_spec(model)
+    if engine != "cbatch":
+        _measure_peer(engine, Case("prefixes", model, batch, max_tokens), works, kv_tokens, repeats, turns, folder)
+        return
     hardware, _ = graphics_card()
-    with ExitStack() as in_use:
-        if engine == "vllm":
-            os.environ.update(ENVIRONMENT)
-            write_checkpoint(spec, folder_of := Path(in_use.enter_context(TemporaryDirectory())))
-            case = Case("groups", model, batch, max_tokens)
-            wait = in_use.enter_context(in_turn(turns))
-            caching = {"enable_prefix_caching": True, **cache_of(kv_tokens * spec.kv_bytes_per_token if turns else 0)}
-            peer = in_use.enter_context(closing(VllmEngine(folder_of, case, LONGEST, **caching)))
+    figures = dict[str, Any]()
+    about = {"model": spec.name, "batch": batch, "max_tokens": max_tokens, "block_size": block_size, "figures": figures}
+    built = real_server(Cuda(), spec, Limits(batch, max_tokens, LONGEST), kv_tokens=kv_tokens, block_size=block_size)
+    with closing(built):
+        server = replace(built, prefix_cache=LRU())
+        server.serve(Orca(), equal_requests(8, 300, 16, spec.vocab_size))
+        for policy, work in product(policies.split(";"), works):
+            composed = compose_run(*policy.split(), f"max_tokens={max_tokens}", "prefix_cache=true").policy
+            figures[f"{work}, {policy}"] = _repeated(
+                f"{work}, {policy}", work, partial(serve, server, composed), repeats
+            )
+    print(f"written: {write_benchmark('shared-prefixes', hardware, about, folder, BENCH)}")
+
+
+def _measure_peer(
+    engine: Literal["vllm", "sglang"],
+    case: Case,
+    works: Sequence[str],
+    kv_tokens: int,
+    repeats: int,
+    turns: str,
+    folder: str,
+) -> None:
+    """Serves the work on another engine; adds each piece to peers.json when it has been measured."""
+    os.environ.update(ENVIRONMENT)
+    spec, label = load_spec(case.model), LABELS[engine]
+    (hardware, driver), version = graphics_card(), metadata.version(label.lower())
+    with TemporaryDirectory() as checkpoint, in_turn(turns) as wait:
+        write_checkpoint(spec, Path(checkpoint))
+        kv = kv_tokens if turns else 0
+        built = start(engine, Path(checkpoint), case, LONGEST, "", kv, spec, prefix_cache=True)
+        with closing(built) as peer:
             peer.serve(equal_requests(8, 300, 16, spec.vocab_size))
-            about["engine"] = {"name": "vLLM", "version": metadata.version("vllm"), **peer.settings}
             wait()
-            sides: dict[str, Callable[[Turns], dict[str, float]]] = {"vllm": partial(serve_vllm, peer)}
-        else:
-            about |= {"block_size": block_size}
-            backend, limits = Cuda(), Limits(batch, max_tokens, LONGEST)
-            built = real_server(backend, spec, limits, kv_tokens=kv_tokens, block_size=block_size)
-            server = replace(in_use.enter_context(closing(built)), prefix_cache=LRU())
-            server.serve(Orca(), equal_requests(8, 300, 16, spec.vocab_size))
-            keys = f"max_tokens={max_tokens}", "prefix_cache=true"
-            sides = {
-                policy: partial(serve, server, compose_run(*policy.split(), *keys).policy)
-                for policy in policies.split(";")
-            }
-        for (side, serve_turns), work in product(sides.items(), works):
-            runs = [serve_turns(WORKS[work](again)) for again in range(repeats)]
-            found = figures[f"{work}, {side}"] = {name: spread([run[name] for run in runs]) for name in runs[0]}
-            shown = (f"{name} {values['median']:.4g}" for name, values in found.items())
-            print(f"  {work}, {side}: {', '.join(shown)}", flush=True)
-    name = "peers/vllm-shared-prefixes" if engine == "vllm" else "shared-prefixes"
-    print(f"written: {write_benchmark(name, hardware, about, folder, BENCH)}")
+            for work in works:
+                figures = _repeated(f"{work}, {label}", work, partial(serve_peer, peer), repeats)
+                found = {
+                    "case": work,
+                    "section": [case.work, work],
+                    "row": f"{label} {version}",
+                    "unit": UNITS[case.work],
+                    "driver": driver,
+                    "engine": {"name": label, "version": version, "environment": ENVIRONMENT, **peer.settings},
+                    **case._asdict(),
+                    "figures": {"value": figures["seconds"], **figures},
+                }
+                print(f"written: {store(f'{engine}-{version}-{work}', hardware, found, folder)}", flush=True)
+
+
+def _repeated(
+    label: str, work: str, serve_turns: Callable[[Turns], dict[str, float]], repeats: int
+) -> dict[str, dict[str, float]]:
+    """Serves a work several times, each time with other prompts; prints and returns the spread of its figures."""
+    runs = [serve_turns(WORKS[work](again)) for again in range(repeats)]
+    found = {name: spread([run[name] for run in runs]) for name in runs[0]}
+    shown = (f"{name} {values['median']:.4g}" for name, values in found.items())
+    print(f"  {label}: {', '.join(shown)}", flush=True)
+    return found
 
 
 def serve(server: Server, policy: Callable[[], Any], turns: Turns) -> dict[str, float]:
@@ -104,10 +135,10 @@ def serve(server: Server, policy: Callable[[], Any], turns: Turns) -> dict[str, 
     return {"seconds": steps[-1].received_at - steps[0].planned_at, "hit_share": _hit_share(engine.record.requests)}
 
 
-def serve_vllm(engine: VllmEngine, turns: Turns) -> dict[str, float]:
+def serve_peer(engine: Engine, turns: Turns) -> dict[str, float]:
     served, began = list[Request](), time.perf_counter()
     for requests in turns:
-        engine.serve(requests)
+        serve_checked(engine, requests)
         served += requests
     return {"seconds": time.perf_counter() - began, "hit_share": _hit_share(served)}
 

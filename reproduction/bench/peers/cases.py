@@ -13,6 +13,7 @@ UNITS = {
     "decode": "ms per iteration",
     "one_request": "output tokens/s",
     "pd": "prompt and output tokens/s",
+    "prefixes": "s",
 }
 """How the speed of each kind of work is stated. The keys are sections of the page (`bench.page`)."""
 

@@ -122,12 +122,22 @@ def run(
 
 
 def start(
-    name: Name, checkpoint: Path, case: Case, longest: int, attention: str, kv_tokens: int, spec: ModelSpec
+    name: Name,
+    checkpoint: Path,
+    case: Case,
+    longest: int,
+    attention: str,
+    kv_tokens: int,
+    spec: ModelSpec,
+    *,
+    prefix_cache: bool = False,
 ) -> Engine:
+    """prefix_cache: of vLLM and SGLang; the other arguments as for `main`."""
     if name == "vllm":
-        return VllmEngine(checkpoint, case, longest, **cache_of(kv_tokens * spec.kv_bytes_per_token))
+        cache = cache_of(kv_tokens * spec.kv_bytes_per_token)
+        return VllmEngine(checkpoint, case, longest, enable_prefix_caching=prefix_cache, **cache)
     if name == "sglang":
-        return SglangEngine(checkpoint, case, longest, kv_tokens)
+        return SglangEngine(checkpoint, case, longest, kv_tokens, prefix_cache=prefix_cache)
     # imports torch, which must not be loaded before vLLM
     from reproduction.bench.peers.transformers_engine import TransformersEngine
 

@@ -14,16 +14,18 @@ from reproduction.bench.peers.cases import Case
 
 
 class SglangEngine:
-    """An engine with random weights, without its prefix cache."""
+    """An engine with random weights."""
 
-    def __init__(self, checkpoint: Path, case: Case, longest: int, kv_tokens: int = 0) -> None:
-        """kv_tokens: of the cache; 0 for what the GPU has."""
+    def __init__(
+        self, checkpoint: Path, case: Case, longest: int, kv_tokens: int = 0, *, prefix_cache: bool = False
+    ) -> None:
+        """kv_tokens: of the cache; 0 for what the GPU has. prefix_cache: whether requests share it."""
         self._arguments: dict[str, Any] = {
             "dtype": "bfloat16",
             "max_running_requests": case.batch,
             "chunked_prefill_size": case.budget,
             "context_length": longest,
-            "disable_radix_cache": True,
+            "disable_radix_cache": not prefix_cache,
             "load_format": "dummy",
             "skip_tokenizer_init": True,
             "attention_backend": "fa3",
@@ -54,7 +56,7 @@ class SglangEngine:
         outputs = self._engine.generate(input_ids=prompts, sampling_params=sampling)
         seconds = time.perf_counter() - began
         for request, output in zip(requests, outputs, strict=True):
-            request.output = [*output["output_ids"]]
+            request.output, request.num_cached_tokens = [*output["output_ids"]], output["meta_info"]["cached_tokens"]
         return seconds, [len(request.output) for request in requests]
 
     def close(self) -> None:
