@@ -1,0 +1,81 @@
+"""Other engines on our work, by a stand-in for SGLang: what is stored, what is refused, what the page makes of it."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cbatch import CbatchError, Request
+from experiments.store.provenance import write_json
+from reproduction.bench import page, shared_prefixes
+from reproduction.bench.peers import measure, sglang_engine
+
+CARD = ("NVIDIA H200", "580.1")
+
+
+class StandIn:
+    """An engine that finds 10 tokens of each prompt in its cache, and leaves out `missing` tokens of each output."""
+
+    missing = 0
+
+    def __init__(self, **arguments: Any) -> None:
+        assert not arguments["disable_radix_cache"]
+
+    def generate(self, input_ids: Sequence[Sequence[int]], sampling_params: Sequence[Any]) -> list[Any]:
+        outputs = [[7] * (each["max_new_tokens"] - self.missing) for each in sampling_params]
+        return [{"output_ids": output, "meta_info": {"cached_tokens": 10}} for output in outputs]
+
+    def shutdown(self) -> None: ...
+
+
+def forty(again: int) -> Iterator[list[Request]]:
+    yield [Request(index, 40, 2, prompt=[again + 3] * 40) for index in range(4)]
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sglang_engine, "import_module", lambda name: SimpleNamespace(Engine=StandIn))
+    monkeypatch.setattr(shared_prefixes, "metadata", SimpleNamespace(version={"sglang": "0.5"}.__getitem__))
+    monkeypatch.setattr(shared_prefixes, "graphics_card", lambda: CARD)
+    monkeypatch.setattr(shared_prefixes, "WORKS", {"groups": forty, "chat": forty})
+    monkeypatch.setattr(shared_prefixes, "write_checkpoint", lambda spec, folder: None)
+
+
+def test_shared_prompts_on_another_engine_are_a_row_of_the_page(tmp_path: Path) -> None:
+    shared_prefixes.main(engine="sglang", works=("chat",), folder=str(tmp_path))
+    shared_prefixes.main(engine="sglang", works=("groups",), folder=str(tmp_path))
+    [folder] = tmp_path.iterdir()
+    engines = json.loads((folder / "peers.json").read_text())["engines"]
+    assert list(engines) == ["sglang-0.5-chat", "sglang-0.5-groups"]
+    assert engines["sglang-0.5-chat"]["figures"]["hit_share"]["median"] == 10 / 40
+    [row] = [line for line in page.text(folder).splitlines() if line.startswith("| groups, SGLang 0.5")]
+    assert row.endswith("25.0% |")
+
+
+def test_an_engine_that_stops_early_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StandIn, "missing", 1)
+    monkeypatch.setattr(shared_prefixes, "equal_requests", lambda *sizes: [])  # the warm-up is not checked
+    with pytest.raises(CbatchError, match="4 of 4 requests got too few or too many tokens"):
+        shared_prefixes.main(engine="sglang", folder=str(tmp_path))
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(("unit", "faster"), [("s", "1.25x"), ("ms per iteration", "1.25x"), ("tokens/s", "0.80x")])
+def test_less_time_is_faster(unit: str, faster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = [["work", unit, "ours/a way/value", "groups"]]
+    monkeypatch.setattr(page, "TABLES", {"version": "1", "compared": compared})
+    write_json(tmp_path / "ours.json", {"figures": {"a way": {"value": {"median": 8.0}}}})
+    theirs = {"figures": {"value": {"median": 10.0}}, "engine": {"version": "1"}}
+    write_json(tmp_path / "peers.json", {"engines": {"vllm-1-groups": theirs}})
+    assert faster in page.comparison(tmp_path)
+
+
+def test_engines_without_shared_prompts_have_no_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = dict[str, Any]()
+    monkeypatch.setattr(sglang_engine, "import_module", lambda name: SimpleNamespace(Engine=asked.update))
+    spec: Any = SimpleNamespace(kv_bytes_per_token=1)
+    measure.start("sglang", Path("folder"), measure.CASES["one"], 544, "", 0, spec)
+    assert asked["disable_radix_cache"] is True
