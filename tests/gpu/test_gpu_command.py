@@ -9,7 +9,14 @@ import pytest
 from commands import PATIENCE, summary
 from places import ROOT
 
-REQUESTS = ("model=tiny", "workload.num_requests=6", "workload.length=96", "workload.pd_ratio=2", "chunk=64", "batch=4")
+REQUESTS = (
+    "model=tiny",
+    "workload.num_requests=6",
+    "workload.length=384",
+    "workload.pd_ratio=2",
+    "chunk=128",
+    "batch=4",
+)
 ROLES = ("prefix_cache=true", "backend.devices=[0,0]", "backend.pools={p: {role: prefill}, d: {role: decode}}")
 
 
