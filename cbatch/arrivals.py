@@ -34,7 +34,7 @@ class Arrivals(Protocol):
     """The requests of a run in the order of their arrival.
 
     facts: what is known of all requests before the first one arrives. known: the requests known by then; the others follow one by one.
-    num_unfinished: known requests that have not ended, arrived or not. The run ends when it is 0.
+    num_unfinished: known requests that have not ended, arrived or not. The run ends when it is 0. num_ended: those that have.
     server_seconds: spent by a request in a server before the engine sees the request; part of its latencies.
     follow_ends: whether a request may arrive because another one has ended.
     all_known: whether the time of the next arrival is known until another request ends; otherwise one may arrive sooner.
@@ -45,6 +45,7 @@ class Arrivals(Protocol):
     facts: Facts
     known: Sequence[Request] = ()
     num_unfinished: int = 0
+    num_ended: int = 0
     server_seconds: float = 0.0
     follow_ends: bool = False
     all_known: bool = True
@@ -70,6 +71,7 @@ class Arrivals(Protocol):
     def ended(self, request: Request) -> None:
         """Notes that a request has ended."""
         self.num_unfinished -= 1
+        self.num_ended += 1
 
 
 class Departures:

@@ -98,4 +98,4 @@ class _Watch:
             taken = steps and steps[0].iteration  # a streamed run drops its results; a cluster has none yet
             rate = f"{self._num_tokens / seconds:,.0f} tokens/s" if steps and not taken else f"{seconds:,.0f} s served"
             self.bar.set_postfix_str(f"{rate}{memory_text()}", refresh=False)
-        self.bar.update(self._num_requests - engine.num_unfinished - self.bar.n)
+        self.bar.update(engine.arrivals.num_ended - self.bar.n)

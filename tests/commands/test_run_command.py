@@ -242,12 +242,27 @@ def test_time_left_is_in_proportion_to_the_requests_to_come(
     engine = Mock(record=Mock(steps=[]), executor=Mock(now=lambda: 0.0))
     with progress("auto", 300) as on_step:
         for turn in range(1, 4600):
-            clock[0], engine.num_unfinished = 1e9 + turn / 50, 300 - turn // 100
+            clock[0], engine.arrivals.num_ended = 1e9 + turn / 50, turn // 100
             on_step(engine)
     times = [re.findall(r"(\d+)/300|(\d\d):(\d\d)", line) for line in capsys.readouterr().err.splitlines()]
     shown = [(int(n), 60 * int(a) + int(b), 60 * int(c) + int(d)) for (n, *_), (_, a, b), (_, c, d) in times]
     assert [elapsed for _, elapsed, _ in shown] == [30, 60, 90]
     assert [left for *_, left in shown] == [elapsed * (300 - n) // n for n, elapsed, _ in shown] == [570, 540, 510]
+
+
+def test_turns_that_are_not_asked_yet_have_not_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two chats at a time: their first turns are known from the start, and the others as the answers end."""
+    for name in ("_DELAY", "_INTERVAL", "_BETWEEN_LINES"):
+        monkeypatch.setattr(f"experiments.progress.{name}", 0.0)
+    chats = ("workload=chat", "workload.sessions=2", "workload.num_requests=12")
+    run = assemble(compose_run("backend=sim", *chats))
+    with progress("auto", run.num_requests) as on_step:
+        run.engine.run(on_step)
+    shown = [[*map(int, text.split("/"))] for text in re.findall(r"^\d+/\d+", capsys.readouterr().err, re.MULTILINE)]
+    done, totals = zip(*shown, strict=True)
+    assert {*totals} == {run.num_requests} and [*dict.fromkeys(done)] == [*range(run.num_requests + 1)]
 
 
 def test_a_terminal_that_does_not_state_its_size_shows_progress(monkeypatch: pytest.MonkeyPatch) -> None:
