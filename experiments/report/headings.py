@@ -17,7 +17,8 @@ class Heading(NamedTuple):
     """How a figure is shown.
 
     text: name with the unit. axis: text on an axis; empty: same as `text`. factor: multiplies values in the unit of summary.json.
-    kind: scale of intervals and axes. better: "higher" or "lower"; empty if neither.
+    kind: scale of intervals and axes. better: "higher" or "lower"; empty if neither, as of what a policy spends: the same work with more
+        bytes read has a higher MBU, and slower work less power.
     """
 
     text: str
@@ -59,6 +60,9 @@ _HEADINGS = {
     "regret.makespan": Heading("makespan / bound", better="lower"),
     "regret.violations": Heading("violations over bound", better="lower"),
     "run.seconds": Heading("makespan [s]", better="lower"),
+    "run.requests": Heading("requests"),
+    "run.rejected_requests": Heading("rejected requests", better="lower"),
+    "run.iterations": Heading("iterations"),
     "run.tail_share": Heading("idle tail [%]", 100.0, "share", "lower"),
     "run.preemptions": Heading("preemptions", better="lower"),
     "run.recomputed_share": Heading("recomputed [%]", 100.0, "share", "lower"),
@@ -86,7 +90,7 @@ _HEADINGS = {
     "service.service_difference.mean": Heading("service difference", better="lower"),
     "service.jain_index.mean": Heading("Jain's index", better="higher"),
     **{
-        f"{name}.{phase}": Heading(f"{name.upper()}{of} [%]", 100.0, "share", "higher")
+        f"{name}.{phase}": Heading(f"{name.upper()}{of} [%]", 100.0, "share")
         for name in ("mfu", "mbu")
         for phase, of in (("run", ""), ("prefill", " of prefill"), ("decode", " of decode"), ("mixed", " mixed"))
     },
@@ -97,16 +101,24 @@ _HEADINGS = {
     "cost.dollars_per_million_prompt_tokens": Heading("$ per 1M prompt tokens", better="lower"),
     "cost.dollars_per_million_output_tokens": Heading("$ per 1M output tokens", better="lower"),
     "energy.joules": Heading("energy [J]", better="lower"),
-    "energy.watts": Heading("power [W]", better="lower"),
+    "energy.watts": Heading("power [W]"),
     "energy.joules_per_token": Heading("J per output token", better="lower"),
     "energy.at_limit_share": Heading("time at the power limit [%]", 100.0, "share"),
     "iterations.batch_requests": Heading("batch [requests]"),
+    "iterations.batch_occupancy": Heading("batch [% of the largest]", 100.0, "share"),
+    "iterations.batch_tokens": Heading("batch [tokens]"),
+    "iterations.padding_share": Heading("padding [%]", 100.0, "share", "lower"),
+    "iterations.host_active_share": Heading("host active [%]", 100.0, "share"),
+    "iterations.kv_use_mean": Heading("mean KV cache in use [%]", 100.0, "share"),
     "iterations.kv_use_peak": Heading("KV cache peak [%]", 100.0, "share"),
     "iterations.device_active_share": Heading("device active [%]", 100.0, "share"),
     OFFERED: Heading("offered [requests/s]", axis="offered rate [requests/s]"),
     "capacity.requests_per_second": Heading("capacity [requests/s]", better="higher"),
-    "drafts.acceptance_length": Heading("acceptance length", better="higher"),
-    "drafts.accepted_share": Heading("accepted drafts [%]", 100.0, "share", "higher"),
+    "drafts.acceptance_length": Heading("acceptance length"),
+    "drafts.accepted_share": Heading("accepted drafts [%]", 100.0, "share"),
+    "drafts.drafts": Heading("drafts"),
+    "drafts.accepted": Heading("accepted drafts"),
+    "drafts.wasted_tokens": Heading("rejected drafts", better="lower"),
     "capacity.sessions": Heading("capacity [sessions]", better="higher"),
 }
 
