@@ -137,7 +137,8 @@ def make_plot(name: str, where: str = "", *options: str) -> tuple[Figure | tuple
     keys = keyword_arguments(make, [option for option in options if option not in looking], command)
     content = ",".join([name, *(option for option in options if option.partition("=")[0] in (*own, "runs"))])
     path = Path(look.output) if look.output else folder / PLOTS / folder_name(content)
-    path = path / folder_name(f"{folder.resolve().name},{content}") if path.is_dir() else path
+    if path.is_dir() or look.output.endswith("/"):
+        path = path / folder_name(f"{folder.resolve().name},{content}")
     made = call(command, update_wrapper(partial(make, **keys), maker))
     if name != "table" and not isinstance(made, Figure):
         raise ConfigError(f"{command}: returned a {type(made).__name__}; return a matplotlib figure")

@@ -41,8 +41,17 @@ AXES = {
 _SETTINGS = {
     **dict.fromkeys(("workload.arrivals.rate", "workload.rate"), "rate of arrivals, as set [1/s]"),
     "workload.length": "length of a request [tokens]",
+    "workload.sessions": "sessions at a time",
+    "workload.load": "offered load [share of capacity]",
+    "batch": "largest batch [requests]",
+    "max_running": "requests admitted at once",
     "chunk": "chunk [tokens]",
+    "max_tokens": "largest number of tokens in an iteration",
     "prefix_cache": "prefix cache",
+    "drafter.alpha": "acceptance rate of drafts",
+    "backend.replicas": "replicas",
+    "backend.router": "router",
+    "backend.tensor_parallel": "GPUs in tensor parallelism",
 }
 """Names of settings, by key."""
 

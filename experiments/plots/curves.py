@@ -37,6 +37,7 @@ Share = Annotated[float, Field(gt=0, le=1), Give("a share above 0, at most 1")]
 USUAL_BASELINE = "request_level"
 _MOST_ACROSS = 3  # panels side by side on a page
 _MOST_TICKS = 6  # values of a setting that are the ticks of its axis, if they lie apart
+_MOST_BANDS = 3  # lines with bands in a panel; beyond, bands merge, and intervals are error bars
 _GREY: dict[str, Any] = {"color": "#555555", "linewidth": 0.5, "zorder": 1}
 
 
@@ -80,9 +81,10 @@ def draw(
 ) -> Figure:
     """Draws a panel for each figure and workload, with a line for each policy and each other setting that varies.
 
-    With several seeds, the line is the mean, and a band its 95% interval, as in tables. The band of a ratio is the interval of
-    `experiments.compare`; runs that cannot be paired by seed have no band. If a figure from a pattern is equal in all runs, it is
-    printed below instead. Equal lines are drawn once, as `first = second`. A policy without the argument x is drawn as a level
+    With several seeds, the line is the mean, and a band its 95% interval, as in tables; with more than three lines error bars, since
+    bands merge. The interval of a ratio is that of `experiments.compare`; runs that cannot be paired by seed have none. If a figure
+    from a pattern is equal in all runs, it is printed below instead. An axis of values over a factor of eight in growing steps, such
+    as 4, 32 and 128, is logarithmic. Equal lines are drawn once, as `first = second`. A policy without the argument x is drawn as a level
     line without markers, an eviction that reads the future as a grey, dashed line. If the values of x are names, bars are drawn.
 
     Raises ConfigError for no finished runs, fewer than two values of x, too many series, or an unknown figure or baseline.
@@ -101,6 +103,8 @@ def draw(
             raise ConfigError(f"baseline={baseline}: x=policy compares policies; leave one of them out")
         frame = series.without_policies(frame, look)
     axis = with_names(axis, frame, look.labels)
+    if axis.categories and look.xscale == "log":
+        raise ConfigError(f"xscale=log: the values of {x} are names; leave it out")
     series.check_few(frame)
     for key in y:
         if not matching([key], frame) and "*" not in key:
@@ -114,6 +118,8 @@ def draw(
     frame[["served", "replication"]] = with_replications(frame.assign(source=""))[["served", "replication"]]
     frame["requests"] = list(zip(frame["served"], frame["replication"], strict=True))
     frame = series.leave_out(_spread(frame.assign(**{x: _places(frame, x, axis)}), x), (x, keys[0]))
+    grows = not axis.categories and x not in AXES and _grows(np.unique(frame[x].astype(float)))
+    axis = axis._replace(log=look.xscale == "log" if look.xscale else axis.log or grows)
     equal = [key for key in keys if key not in y and frame[key].nunique(dropna=False) == 1]
     if baseline == USUAL_BASELINE and baseline not in set(frame["policy"]):
         print(f"no gain is drawn: there is no run of {baseline}; give another baseline=POLICY", file=sys.stderr)
@@ -164,6 +170,11 @@ def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
     return places
 
 
+def _grows(values: "np.ndarray[Any, np.dtype[np.float64]]") -> bool:
+    """Returns whether ascending values span a factor of eight or more, each step being larger than the one before: 4, 32, 128."""
+    return len(values) > 2 and 0 < 8 * values[0] <= values[-1] and bool((np.diff(values, 2) > 0).all())
+
+
 def _spread(runs: pd.DataFrame, x: str) -> pd.DataFrame:
     """Repeats the runs of policies that do not read x at each x of the other runs."""
     everywhere = runs[x].dropna().unique()
@@ -194,7 +205,7 @@ def _draw_panel(
     over: str,
     bars: bool,
 ) -> None:
-    """Draws a line for each label, with a band for its intervals; or bars, the labels side by side at each x.
+    """Draws a line for each label, with a band or error bars for its intervals; or bars, the labels side by side at each x.
 
     unread: labels of policies that do not read x, which are lines always. over: label in the denominator of ratios; empty for means.
     """
@@ -209,7 +220,10 @@ def _draw_panel(
             draw_bars(panel, line, beside, label, style)
             continue
         panel.plot(line["x"], line["mean"], label=label, **style)
-        if (line["low"] < line["high"]).any():
+        if len(labels) > _MOST_BANDS:
+            ends = [line["mean"] - line["low"], line["high"] - line["mean"]]
+            panel.errorbar(line["x"], line["mean"], ends, fmt="none", ecolor=style["color"], elinewidth=0.8)
+        elif (line["low"] < line["high"]).any():
             panel.fill_between(line["x"], line["low"], line["high"], color=style["color"], alpha=0.2, linewidth=0)
     name = heading.axis or heading.text
     panel.set_ylabel(wrap(f"{name.partition(' [')[0]} over {over.partition(' = ')[0]}" if over else name, 30))
@@ -235,17 +249,18 @@ def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal
         panel.set_ylim(0, max(1.05 * panel.dataLim.y1, 0) or 1)
         panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     panel.set_xlabel(axis.text)
+    values = np.unique(points["x"])
+    is_setting = (values == values.round(2)).all()  # not a measured rate
     if axis.log:
         panel.set_xscale("log")
-        label_log(panel.xaxis, sorted(points["x"].unique()))
+        label_log(panel.xaxis, values.tolist() if is_setting else ())
         return
     if axis.categories:
         name_places(panel, [*axis.categories.values()])
         return
-    panel.locator_params("x", steps=[1, 2, 5, 10])
-    values = np.unique(points["x"])
+    panel.locator_params("x", steps=[1, 2, 5, 10], min_n_ticks=4)
     apart = np.diff(values).min(initial=np.inf) > np.ptp(values) / (2 * _MOST_TICKS)
-    if len(values) <= _MOST_TICKS and apart and (values == values.round(2)).all():  # a setting, not a measured rate
+    if len(values) <= _MOST_TICKS and apart and is_setting:
         panel.set_xticks(values, [f"{value:,g}" for value in values])
     if panel.dataLim.x0 >= 0 and panel.dataLim.x1 > 3 * panel.dataLim.x0:
         panel.set_xlim(left=0)

@@ -43,7 +43,7 @@ def load_series(folder: Path, look: Look = PLAIN, shown: Collection[str] = ()) -
     runs, omitted = select_runs(folder, look.runs)
     whole = {key: whole_key(key, runs) for key in shown}
     runs = runs.assign(**{key: runs[name] for key, name in whole.items() if name in runs})
-    runs = runs.assign(policy=runs["policy"].map(without_shared(runs["policy"].unique())))
+    runs = runs.assign(written=runs["policy"], policy=runs["policy"].map(without_shared(runs["policy"].unique())))
     labels, policy = label_runs(runs, [*whole.values()]), str(runs["policy"].iloc[0])
     shared = labels.nunique() > 1 and (labels + ", ").str.startswith(f"{policy}, ").all()
     shared = shared or labels.str.startswith(f"{policy}, ").all()

@@ -22,7 +22,9 @@ if "MPLBACKEND" not in os.environ:  # set by notebooks, which show figures
 import matplotlib.pyplot as plt
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator
 from pydantic import BeforeValidator, Field
 
 from cbatch import ConfigError
@@ -95,8 +97,8 @@ class Look:
         notes: whether the origin of the figures stands below the plot; if not, it is printed.
         format: of the files, such as pdf,png,svg.
         runs: only runs whose folder names contain this.
-        output: path of the files instead of FOLDER/plots/NAME; its ending, such as .pdf, is the format. In a folder, the name begins
-            with that of FOLDER.
+        output: path of the files instead of FOLDER/plots/NAME; its ending, such as .pdf, is the format; an earlier file is
+            replaced. In a folder (output=paper/), the name begins with that of FOLDER.
     """
 
     labels: Labels = field(default_factory=dict)
@@ -158,14 +160,28 @@ def add_title(
     if not look.notes:
         print(notes)  # for a caption
     for panel, axis in product(figure.axes, "xy"):
-        if scale := getattr(look, f"{axis}scale"):
-            panel.set(**{f"{axis}scale": scale, f"{axis}label": getattr(panel, f"get_{axis}label")().removesuffix(LOG)})
-        if limits := getattr(look, f"{axis}lim"):
-            panel.set(**{f"{axis}lim": limits})
-        if scale == "log":
-            label_log(getattr(panel, f"{axis}axis"), least_factor=1.0)
+        _scale(panel, axis, getattr(look, f"{axis}scale"), getattr(look, f"{axis}lim"))
     footer = footer_of(abouts, below.splitlines()) if look.notes else []
     add_heading(figure, text if look.title is None else look.title, footer, handles, look.size)
+
+
+def _scale(panel: Axes, name: str, scale: Scale | None, limits: Limits | None) -> None:
+    """Gives an axis, x or y, the user's scale and limits. Raises ConfigError for a logarithmic one that shall hold 0."""
+    axis: Axis = getattr(panel, f"{name}axis")
+    kept = axis.get_scale() == scale and isinstance(
+        axis.get_major_locator(), FixedLocator
+    )  # with swept values as ticks
+    if scale and not kept:
+        panel.set(**{f"{name}scale": scale, f"{name}label": axis.get_label_text().removesuffix(LOG)})
+        if scale == "log" and axis.get_view_interval().min() <= 0:
+            panel.autoscale(axis=name)  # type: ignore[arg-type]
+    if limits and axis.get_scale() == "log" and min(limits) <= 0:
+        ends = ",".join(f"{end:g}" for end in limits)
+        raise ConfigError(f"{name}lim={ends}: a logarithmic axis has no 0; give ends above it, or {name}scale=linear")
+    if limits:
+        panel.set(**{f"{name}lim": limits})
+    if scale == "log" and not kept:
+        label_log(axis, least_factor=1.0)
 
 
 def _shared_texts(runs: pd.DataFrame) -> list[str]:

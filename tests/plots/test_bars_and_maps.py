@@ -69,7 +69,7 @@ def test_a_setting_may_be_given_by_the_last_part_of_its_key(tmp_path: Path) -> N
     for x in ("router", "backend.router"):
         [panel] = curves.draw(tmp_path, x=x, y=("prefix_cache.hit_share",)).axes
         assert {text.get_text() for text in panel.get_xticklabels()} == {"Aging", "least_loaded"}
-        assert panel.get_xlabel() == x
+        assert panel.get_xlabel() == "router"
     with pytest.raises(ConfigError, match=r"did you mean backend.pools.p.replicas\?"):
         curves.draw(tmp_path, x="backend.pools", y=("prefix_cache.hit_share",))
     for x in ("n", "budget"):
@@ -79,7 +79,7 @@ def test_a_setting_may_be_given_by_the_last_part_of_its_key(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("key", "axis", "names"),
-    [("batch", "batch", {"auto": "auto", 256: "256"}), ("prefix_cache", "prefix cache", {True: "on", False: "off"})],
+    [("batch", "largest batch [requests]", {"auto": "auto", 256: "256"}), ("prefix_cache", "prefix cache", {True: "on", False: "off"})],
     ids=["word", "switch"],
 )
 def test_values_that_are_not_all_numbers_are_names(
