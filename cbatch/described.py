@@ -61,6 +61,22 @@ def without_shared(texts: Iterable[str]) -> dict[str, str]:
     return short
 
 
+def with_arguments(text: str, arguments: Mapping[str, Any]) -> str:
+    """Returns an object's text with further arguments, those of an argument's own object as `drafting.k`; texts of another form as they are."""
+    name, _, rest = text.partition("(")
+    parts = [argument.partition("=") for argument in _split(rest[:-1]) if argument]
+    if not name.isidentifier() or rest[-1:] not in ("", ")") or not all(mark for _, mark, _ in parts):
+        return text
+    shown = {key: value for key, _, value in parts}
+    for key, value in arguments.items():
+        head, _, inner = key.partition(".")
+        if not inner:
+            shown.setdefault(head, text_of(value))
+        elif head in shown:
+            shown[head] = with_arguments(shown[head], {inner: value})
+    return f"{name}({', '.join(f'{key}={value}' for key, value in shown.items())})" if shown else name
+
+
 def _split(arguments: str) -> list[str]:
     """Splits a text at the commas that are in no brackets."""
     depths = accumulate((mark in "([{") - (mark in ")]}") for mark in arguments)

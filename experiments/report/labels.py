@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from cbatch import ConfigError
-from cbatch.described import class_name, describe, without_shared
+from cbatch.described import class_name, describe, with_arguments, without_shared
 from cbatch.validation import nearest
 from experiments.keys import key_of
 from experiments.report.intervals import significant
@@ -20,6 +20,13 @@ _QUESTION = ("model", "workload")
 
 _OBJECTS = ("backend.router", "eviction", "autoscale")
 """Settings whose value is the name of an object, followed in labels by its arguments."""
+
+
+_OF_POLICY = ("policy", "chunking", "drafting", "predictor")
+"""Keys and groups of the command line whose values are a policy's arguments."""
+
+_INSIDE = re.compile(r"[({,]\s*(\w+)[=:]")
+"""The names of the arguments in an option, as in policy=vllm_v1(budget=512)."""
 
 
 def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool = False) -> "pd.Series[str]":
@@ -41,6 +48,31 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
     return labels
 
 
+def with_given(runs: pd.DataFrame) -> "pd.Series[str]":
+    """Returns the policy of each run with the arguments that vary or were given for its policy, also those equal to their defaults."""
+    policies = runs["policy"].copy()
+    for _, rows in runs.groupby(policies.str.partition("(")[0]):
+        abouts = [summary["about"] for summary in rows["summary"]]
+        sections = [
+            {
+                key.removeprefix("policy."): value
+                for key, value in about["identity"].items()
+                if key.startswith("policy.") and not key.endswith("_target_") and not is_seed(key)
+            }
+            for about in abouts
+        ]
+        texts = [text for about in abouts for text in about["overrides"] if key_of(text).split(".")[0] in _OF_POLICY]
+        given = {name for text in texts for name in [key_of(text).rpartition(".")[2], *_INSIDE.findall(text)]}
+        for place, section in zip(rows.index, sections, strict=True):
+            own = {
+                key: value
+                for key, value in section.items()
+                if key.rpartition(".")[2] in given or any(other.get(key) != value for other in sections)
+            }
+            policies[place] = with_arguments(policies[place], own)
+    return policies
+
+
 def chosen_settings(runs: pd.DataFrame, chosen: pd.DataFrame) -> dict[str, str]:
     """Returns key=value, by key, for settings that differ between the runs and are equal in the chosen runs."""
     shared = {}
@@ -57,7 +89,7 @@ def _parts(
     """Returns key=value of each run, by key; NaN for runs that the key does not tell apart."""
     overrides = {text for row in runs["summary"] for text in row["about"]["overrides"]}
     given = {key_of(text) for text in overrides}
-    inside = {f"{key_of(text)}.{name}" for text in overrides for name in re.findall(r"[({,]\s*(\w+)[=:]", text)}
+    inside = {f"{key_of(text)}.{name}" for text in overrides for name in _INSIDE.findall(text)}
     texts = _with_arguments(settings_of(runs), shown, given | inside)
     seeds = [key for key in map(str, texts) if is_seed(key)]
     keys = [key for key in map(str, texts) if key not in {*shown, *seeds}]
@@ -163,7 +195,8 @@ def merge_equal(runs: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
 def is_baseline(runs: pd.DataFrame, text: str) -> "pd.Series[bool]":
     """Returns which runs `baseline=` names, by label or by policy with or without arguments. Raises ConfigError if it names no run."""
     policies = runs["policy"].str.partition("(")[0]
-    named = (runs["label"] == text) | (runs["policy"] == text) | (policies == text)
+    written = runs.get("written", runs["policy"])  # with the arguments that all lines of a plot share
+    named = (runs["label"] == text) | (runs["policy"] == text) | (policies == text) | (written == text)
     if not named.any():
         raise ConfigError(f"baseline={text}: no run of this policy; {nearest(text, {*policies})}")
     return named

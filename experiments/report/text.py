@@ -229,8 +229,11 @@ def count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def format_mean(mean: Mean) -> str:
-    """Returns a mean, with half the width of its interval if it has an interval."""
+def format_mean(mean: Mean, is_share: bool = False) -> str:
+    """Returns a mean, with half the width of its interval if it has one; with the ends, cut at 0 and 100, of a share's that passes them."""
+    low, high = mean.mean - mean.half, mean.mean + mean.half
+    if is_share and (low < 0 or high > 100):
+        return f"{format_number(mean.mean)} [{format_number(max(low, 0))}, {format_number(min(high, 100))}]"
     half = f"{mean.half:,.0f}" if mean.half >= 99.5 else f"{mean.half:.2g}"
     return format_number(mean.mean) + (f" ± {half}" if mean.half > 0 else "")
 

@@ -20,13 +20,15 @@ from tabulate import tabulate
 from cbatch import ConfigError
 from experiments.report.headings import COLUMNS, flat, heading_of
 from experiments.report.intervals import few_text, mean_of
-from experiments.report.labels import chosen_settings, code_text, label_runs, settings_of
+from experiments.report.labels import chosen_settings, code_text, label_runs, settings_of, with_given
 from experiments.report.notes import notes_of, tail_text
 from experiments.report.text import Summary, count_text, figures_text, format_mean, format_number
 from experiments.store.claim import read_state
 from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, check_whole, read_summary, run_folders
 
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, EOFError, BadZipFile, csv.Error, zlib.error)
+
+_MOST_EQUAL = 3  # groups of equal rows that are named below a table
 
 ONE_REPLICATION = (
     "the seed changes nothing here: 1 replication, no interval; draw from a trace's lengths "
@@ -63,6 +65,7 @@ def frame_of(results: Iterable[tuple[Path, Summary]]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = sorted((_row(*result) for result in results), key=place)
     frame = pd.DataFrame(rows)
     if not frame.empty:
+        frame["policy"] = with_given(frame)
         frame.insert(0, "label", label_runs(frame))
     return frame
 
@@ -189,20 +192,22 @@ def run_table(
     """
     shown = matching(columns, runs)
     groups = [(str(label), rows) for label, rows in runs.groupby("label", sort=False)]
-    factors = [heading_of(key).factor for key in shown]
-    rows = []
+    headings, rows = [heading_of(key) for key in shown], []
     for label, group in groups:
-        figures = group[shown].astype(float) * factors
-        rows.append([label, *(format_mean(mean_of([*values])) for _, values in figures.items())])
-    heads = ["run", *(heading_of(key).text for key in shown)]
+        figures = group[shown].astype(float) * [heading.factor for heading in headings]
+        means = [mean_of([*values]) for _, values in figures.items()]
+        rows.append([label, *(format_mean(mean, of.kind == "share") for mean, of in zip(means, headings, strict=True))])
+    heads = ["run", *(heading.text for heading in headings)]
     aligned = ("left", *["right"] * len(shown))
     table = tabulate(rows, heads, tablefmt=tablefmt, colalign=aligned, disable_numparse=True)
     end = "" if tablefmt == "simple" else "\n"  # Markdown ends a table with an empty line
     tail = tail_text(group["run.counted_requests"].tolist() for _, group in groups)
     origins = notes_of(summary["about"] for summary in runs["summary"])
-    replications = _replications_text(dict(groups))
+    replications = _replications_text(dict(groups), any("[" in cell for _, *cells in rows for cell in cells))
     price = price_text(runs, shown)
-    return "\n".join(filter(None, [table + end, price, replications, tail, omitted_text(omitted), *origins]))
+    return "\n".join(
+        filter(None, [table + end, price, replications, _equal_text(groups), tail, omitted_text(omitted), *origins])
+    )
 
 
 def price_text(runs: pd.DataFrame, keys: Iterable[str]) -> str:
@@ -219,8 +224,21 @@ def matching(patterns: Iterable[str], runs: pd.DataFrame) -> list[str]:
     return [key for pattern in patterns for key in known if fnmatchcase(key, pattern)]
 
 
-def _replications_text(groups: Mapping[str, pd.DataFrame]) -> str:
-    """Explains rows that average several runs, and names rows with fewer runs than other rows; empty without such rows."""
+def _equal_text(groups: Iterable[tuple[str, pd.DataFrame]]) -> str:
+    """Names rows that are equal in every figure, such as those of a setting without effect; empty without such rows."""
+    labels: dict[tuple[str, ...], list[str]] = {}
+    for label, group in groups:
+        labels.setdefault(tuple(group["summary"].map(figures_text)), []).append(label)
+    equal = [" = ".join(same) for same in labels.values() if len(same) > 1]
+    more = [f"{len(equal) - _MOST_EQUAL} more"] * (len(equal) > _MOST_EQUAL)
+    return f"equal in every figure: {'; '.join([*equal[:_MOST_EQUAL], *more])}" if equal else ""
+
+
+def _replications_text(groups: Mapping[str, pd.DataFrame], cut: bool) -> str:
+    """Explains rows that average several runs, and names rows with fewer runs than other rows; empty without such rows.
+
+    cut: whether intervals of shares are shown by their ends.
+    """
     several = [group for group in groups.values() if len(group) > 1]
     sizes = [len(group) for group in several if group["summary"].map(figures_text).nunique() > 1]
     equal = len(several) - len(sizes)
@@ -229,5 +247,6 @@ def _replications_text(groups: Mapping[str, pd.DataFrame]) -> str:
         return note if equal else ""
     fewer = "; ".join(f"{label}: {len(group)}" for label, group in groups.items() if len(group) < max(sizes))
     number = f"{max(sizes)} runs" + (f" (fewer: {fewer})" if fewer else "")
-    text = f"mean ± half of the 95% interval over {number}; percentiles are computed per run, then averaged"
+    ends = " (of shares near 0 or 100%: [its ends, cut there])" * cut
+    text = f"mean ± half of the 95% interval{ends} over {number}; percentiles are computed per run, then averaged"
     return "\n".join(filter(None, [text, few_text(sizes), note if equal else ""]))

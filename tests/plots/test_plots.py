@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from cbatch import ConfigError
 from experiments.compare import pairs_of, read_replications
-from experiments.plots import composition, curves, latency_cdf
+from experiments.plots import composition, curves, latency_cdf, tradeoff
 from experiments.plots.style import Look
 
 T1 = 12.7062
@@ -111,6 +111,13 @@ def test_equal_lines_are_one_also_with_the_baseline_among_them(order: list[str],
     assert lines(speeds) == {label: ([2, 14], [1, 2]), "mlfq": ([2, 14], [3, 4])}
     assert lines(gains)["mlfq"] == ([2, 14], [3, 2]) and gains.get_ylabel() == f"throughput over {label.split()[0]}"
     assert {*lines(latency_cdf.draw(folder, Look(runs="ratio=2")).axes[0])} == {"mlfq = orca = vtc"}, "equal latencies"
+
+
+def test_a_baseline_may_have_the_arguments_that_its_lines_share(tmp_path: Path) -> None:
+    """The lines leave out chunk=9, which tables print."""
+    speeds = {"a(chunk=9)": {2: (1.0,), 14: (2.0,)}, "a(chunk=9, k=1)": {2: (3.0,), 14: (4.0,)}}
+    _, gains = curves.throughput_vs_pd(write_ratios(tmp_path, speeds), baseline="a(chunk=9)").axes
+    assert lines(gains)["a(k=1)"] == ([2, 14], [3, 2]) and gains.get_ylabel() == "throughput over a"
 
 
 def test_any_figure_against_any_setting(tmp_path: Path) -> None:
@@ -215,6 +222,40 @@ def test_limits_and_scales_of_axes_are_the_users(tmp_path: Path) -> None:
     assert ttft.get_xscale() == "log" and ttft.get_xlim()[1] == 99 and ttft.get_xlabel().endswith("(log)")
     [panel, _] = curves.latency_vs_rate(folder, Look(ylim=(0.5, 7)), (50,)).axes
     assert panel.get_ylim() == (0.5, 7)
+
+
+def test_an_axis_that_began_at_0_is_logarithmic_around_its_data(tmp_path: Path) -> None:
+    """The swept batches are its ticks; a logarithmic axis has no 0, and names have no logarithm."""
+    for batch in (4, 32, 128):
+        write_run(tmp_path / str(batch), settings={"batch": batch, "eviction": f"e{batch}"}, speed=100.0 * batch)
+    draw, y = curves.draw, (SPEED, "run.iterations")
+    for look in (Look(), Look(xscale="log", yscale="log")):
+        speed, iterations = draw(tmp_path, look, x="batch", y=y).axes
+        assert (speed.get_xscale(), list(speed.get_xticks())) == ("log", [4, 32, 128]), "4 to 32 and 32 to 128 alike"
+        assert 3 < speed.get_xlim()[0] < 4 and 128 < speed.get_xlim()[1] < 170
+        assert speed.get_xlabel() == "largest batch [requests] (log)" and iterations.get_ylabel()[:10] == "iterations"
+    assert speed.get_yscale() == "log" and 200 < speed.get_ylim()[0] < 400 and 12800 < speed.get_ylim()[1] < 20000
+    panel = draw(tmp_path, Look(xscale="linear"), x="batch", y=y).axes[0]
+    assert (panel.get_xscale(), panel.get_xlim()[0], panel.get_xlabel()) == ("linear", 0, "largest batch [requests]")
+    assert draw(tmp_path, Look(runs="4|32"), x="batch", y=y).axes[0].get_xscale() == "linear"
+    point = tradeoff.draw(tmp_path, Look(xscale="log"), x=SPEED, y="run.iterations").axes[0]
+    assert 200 < point.get_xlim()[0] < 400
+    with pytest.raises(ConfigError, match=r"xlim=0,200: a logarithmic axis has no 0; give ends above it"):
+        draw(tmp_path, Look(xlim=(0, 200)), x="batch", y=y)
+    with pytest.raises(ConfigError, match=r"xscale=log: the values of eviction are names; leave it out"):
+        draw(tmp_path, Look(xscale="log"), x="eviction", y=y)
+
+
+def test_beyond_three_lines_intervals_are_error_bars(tmp_path: Path) -> None:
+    """Two seeds, 1 and 3, of each policy; the fourth policy turns bands, which would merge, into bars."""
+    policies = [f"p{number}" for number in range(4)]
+    speeds = {policy: {2: (1.0, 3.0), 14: (4.0, 4.0 + number)} for number, policy in enumerate(policies)}
+    [panel] = curves.throughput_vs_pd(write_ratios(tmp_path, speeds)).axes
+    assert {*lines(panel)} == {*policies}
+    spans = [segment[:, 1].tolist() for bars in panel.collections for segment in bars.get_segments()]
+    assert spans[0] == spans[6] == pytest.approx([2 - T1, 2 + T1]) and len(spans) == 8
+    few = curves.throughput_vs_pd(tmp_path, Look(runs="p1|p2|p3")).axes[0].collections
+    assert [len(area.get_paths()) for area in few] == [1] * 3 and not hasattr(few[0], "get_segments")
 
 
 def test_a_narrow_range_has_a_linear_axis_from_0_with_room_for_its_markers(tmp_path: Path) -> None:

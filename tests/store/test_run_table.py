@@ -57,13 +57,29 @@ def test_each_figure_stands_under_its_name() -> None:
     head, first, second, *notes = cells(run_table(runs(summary(), summary("b")), [Omitted("x", "a reason")]))
     assert [first[0], second[0]] == ["a", "b"] and dict(zip(head[1:], first[1:], strict=True)) == SHOWN
     few = "a P99 of 3 requests is nearly the maximum; serve more requests"
-    assert notes == [[few], ["1 run not shown: a reason"], ["x"], ["measured on a computer"]]
+    assert notes == [
+        ["equal in every figure: a = b"],
+        [few],
+        ["1 run not shown: a reason"],
+        ["x"],
+        ["measured on a computer"],
+    ]
     head, row, _ = cells(run_table(runs(summary("a", SLO()), summary("b")))[:-1])[:3]
     assert dict(zip(head, row, strict=True))["gold attained [%]"] == "-", "the first run has no objectives"
     regret = {"latency": 1.5, "makespan": 1.25, "violations": 3}
     head, row, _ = cells(run_table(runs(summary(regret=regret))))[:3]
     columns = ("latency / bound", "makespan / bound", "violations over bound")
     assert [dict(zip(head, row, strict=True))[name] for name in columns] == ["1.5", "1.25", "3"]
+
+
+def test_the_interval_of_a_share_ends_at_100() -> None:
+    """Two seeds of 90 and 100%: 95 ± 12.7 * 5; 50 and 51%: 50.5 ± 12.7 * 0.5."""
+    shares = [("a", 0.9), ("b", 0.5), ("a", 1.0), ("b", 0.51)]
+    lines = run_table(runs(*(summary(policy, goodput={"attained_share": share}) for policy, share in shares)))
+    head, first, second, note, *_ = cells(lines)
+    place = head.index("attained [%]")
+    assert (first[place], second[place]) == ("95 [31.5, 100]", "50.5 ± 6.4")
+    assert note[0].startswith("mean ± half of the 95% interval (of shares near 0 or 100%: [its ends, cut there]) over")
 
 
 def test_runs_of_one_label_are_a_mean_with_its_interval() -> None:

@@ -57,8 +57,23 @@ def test_a_label_is_the_policy_and_what_varies() -> None:
     assert labels(*[run(backend__pools__a__batch=size) for size in (4, 8)]) == ["orca, a.batch=4", "orca, a.batch=8"]
     assert labels(run(w__sizes=[1, 2]), run(w__sizes=[1, 3])) == ["orca, sizes=[1, 2]", "orca, sizes=[1, 3]"]
     assert labels(run("orca"), run("Mine", policy__size=1), run("Mine", policy__size=2)) == [
-        *("orca", "Mine, size=1", "Mine, size=2")
+        *("orca", "Mine(size=1)", "Mine(size=2)")
     ]
+
+
+def test_a_policy_has_the_arguments_that_vary_or_were_given_also_their_defaults() -> None:
+    """The policy's own text lacks those equal to a default, here tbt=0.02, budget=512, k=3 and low; none was given for `fcfs`."""
+    slow = run("Timed", "policy='mine.Timed(tbt=0.02)'", policy__tbt=0.02, policy__seed=1)
+    fast = run("Timed(tbt=0.01)", "policy='mine.Timed(tbt=0.01)'", policy__tbt=0.01, policy__seed=2)
+    urgent = run("urgent", "+policy.budget=512", policy__budget=512, policy__victim="last")
+    drafts = run("orca(drafting=fixed)", "policy='orca(drafting=fixed(k=3))'", policy__drafting__k=3)
+    chosen = run("orca(drafting=ema(low=1))", "drafting=ema(low=1,high=2)", policy__drafting__high=2)
+    plain = run("fcfs", "policy=fcfs", policy__victim="last")
+    assert labels(slow, fast, urgent, drafts, chosen, plain) == [
+        *("Timed(tbt=0.02)", "Timed(tbt=0.01)", "urgent(budget=512)", "orca(drafting=fixed(k=3))"),
+        *("orca(drafting=ema(low=1, high=2))", "fcfs"),
+    ]
+    assert labels(run("a text, of (its", "policy=x(a=1)", policy__a=1)) == ["a text, of (its"]
 
 
 def test_an_object_has_its_arguments_with_it_not_behind_the_policy() -> None:
@@ -154,15 +169,15 @@ def test_a_text_names_runs_by_label_or_policy_with_or_without_arguments() -> Non
 
 
 def test_the_frame_has_the_settings_as_they_were(tmp_path: Path) -> None:
-    """Lists too; rows as in the sweep. A policy that does not print a parameter has it in its label."""
+    """Lists too; rows as in the sweep. A policy that does not print a parameter has those that vary in its label."""
     for number, chunk in enumerate((256, 128)):
         settings = {"policy": {"budget": chunk, "sizes": [chunk, 1]}}
         write_run(tmp_path / f"{chunk}", {"overrides": [f"chunk={chunk}"], "number": number}, settings)
     runs = read_runs(tmp_path)
-    assert runs["policy"].to_list() == ["prefill_first"] * 2
+    assert runs["policy"].to_list() == [f"prefill_first(budget={size}, sizes=[{size},1])" for size in (256, 128)]
     assert runs["policy.budget"].to_list() == [256, 128]
     assert runs["policy.sizes"].to_list() == [[256, 1], [128, 1]]
-    assert runs["label"].to_list() == ["prefill_first, budget=256", "prefill_first, budget=128"]
+    assert runs["label"].to_list() == runs["policy"].to_list()
 
 
 def test_labels_pool_seeds_and_repeated_runs_are_shown_once(tmp_path: Path) -> None:
