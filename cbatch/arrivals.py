@@ -275,7 +275,8 @@ def check_fits(request: Request, limits: Limits, num_kv_tokens: int, policy_name
         lengths = f"{request.num_prompt_tokens} prompt + {request.max_new_tokens} new tokens"
         most = f"{limits.max_request_tokens} positions of the model, its sliding window"
         exceeded = f"{lengths} exceed the {most}, or the longest request announced"
-        remedy = "lower max_new_tokens, choose another model, or shorten requests"
+        remedy = "lower max_new_tokens, " * (request.num_prompt_tokens < limits.max_request_tokens)
+        remedy += "choose another model, or shorten requests"
         remedy += " (workload.too_long=clip does, in a trace)"
     elif num_at_once > limits.max_tokens:
         exceeded = f"{policy_name} may compute {num_at_once} tokens at once, max_tokens={limits.max_tokens}"

@@ -60,8 +60,10 @@ class PrefixCache:
             problem = f"each of its hash ids stands for {tokens} tokens ({keys}), not a multiple of block_size={size}"
             remedy = "give a block_size that divides it"
         elif len(set(hashes)) < len(hashes) or min(hashes) < 0:
-            problem = "prefix_hashes repeat, or are negative"
-            remedy = "each must stand for the whole prompt up to its block's end"
+            problem = "its prefix_hashes repeat, or are negative"
+            remedy = (
+                "each id (hash_ids in a trace) stands for the whole prompt up to its block's end, so none comes twice"
+            )
         else:
             return
         raise WorkloadError(f"request {spec.id}: {problem}; {remedy}")

@@ -24,7 +24,7 @@ class Replay(Workload, ScaledFit):
     queued: bool = False
 
     def within(self, positions: int) -> Self:
-        return self.limit_to(positions, self.max_new_tokens)
+        return self.limit_to(positions, self.max_new_tokens, refuse=True)
 
     def _replay(self, trace: Trace, vocabulary: Vocabulary | None) -> Sequence[Request]:
         trace = _with_ends(trace, vocabulary)

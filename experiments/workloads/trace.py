@@ -99,9 +99,9 @@ class Fit:
     new_tokens: Annotated[int, whole(1)] | None = None
     too_long: Literal["error", "clip", "drop"] = "error"
 
-    def limit_to(self, positions: int, max_new_tokens: int | str = "exact") -> Self:
-        """Limits `max_length` to a model's positions, unless too_long=error, since the engine also refuses longer requests."""
-        if self.too_long == "error":
+    def limit_to(self, positions: int, max_new_tokens: int | str = "exact", *, refuse: bool = False) -> Self:
+        """Limits `max_length` to a model's positions, with too_long=error only to `refuse` a line by its number; else the engine refuses it."""
+        if self.too_long == "error" and not refuse:
             return self
         new_tokens = max_new_tokens if isinstance(max_new_tokens, int) else self.new_tokens
         return replace(self, max_length=min(self.max_length or positions, positions), new_tokens=new_tokens)
@@ -114,7 +114,7 @@ class Fit:
         if self.max_length is None:
             return trace.first(num_requests)
         fits = trace.prompt_tokens + self._limits(trace) <= self.max_length
-        limit = f"max_length={self.max_length} (at most the model's positions); raise it, or set too_long"
+        limit = f"max_length={self.max_length} (a setting, or the model's positions); raise it, choose another model, or set too_long"
         if self.too_long == "drop" and not fits.any():
             raise WorkloadError(f"{trace.source}: every request exceeds {limit}=clip")
         trace = (trace.select(fits) if self.too_long == "drop" else trace).first(num_requests)

@@ -192,6 +192,25 @@ def test_broken_text_is_refused_in_one_line(tmp_path: Path, text: str, line: int
     assert len(refusal) < 400
 
 
+def test_a_table_of_prompts_is_not_sent_to_a_reader_of_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "broken.csv"
+    path.write_text("time,prompt,output\n1,2,3\n")
+    refusal = message(lambda: read_trace(str(path)))
+    assert "workload=prompts" not in refusal and "; name its lengths as a known format does" in refusal
+
+
+def test_a_request_longer_than_the_model_is_refused_by_its_line(tmp_path: Path) -> None:
+    """The second request, in line 3; 100 tokens fit."""
+    path = tmp_path / "long.csv"
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,90,10\n1,90,11\n")
+    workload = TraceReplay(path=str(path))
+    assert message(lambda: workload.within(100).requests(None)).startswith(f"{path}, line 3: 90 prompt + 11 output")
+    assert (
+        len(workload.within(101).requests(None))
+        == len(replace(workload, num_requests=1).within(100).requests(None)) + 1
+    )
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     whole = gzip.compress((AZURE + 1000 * ROW).encode())
     contents = {"plain.gz": AZURE.encode(), "cut.csv.gz": whole[: len(whole) // 2], "binary": whole, "plain.xz": b"x"}

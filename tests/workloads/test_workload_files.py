@@ -95,7 +95,7 @@ def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
     assert columns(Fit(max_length=70, too_long="drop").fit(a_trace(), 1)) == [(5, 60)]
     assert message(lambda: Fit(max_length=70).fit(a_trace())) == (
         "t.csv, line 2: 100 prompt + 10 output tokens exceed max_length=70 "
-        "(at most the model's positions); raise it, or set too_long to clip or drop"
+        "(a setting, or the model's positions); raise it, choose another model, or set too_long to clip or drop"
     )
     assert message(lambda: Fit(max_length=70).fit(replace(a_trace(), line=None))).startswith("t.csv, row 1: 100 prompt")
     assert columns(Fit(max_length=110).fit(a_trace())) == columns(a_trace()), "the longest has 110"
@@ -113,7 +113,8 @@ def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
     assert columns(Fit(max_length=145, too_long="drop", new_tokens=80).fit(stated)) == [(100, 10), (5, 60), (40, 2)]
     assert columns(Fit(max_length=89, too_long="drop", new_tokens=84).fit(stated)) == [(5, 60), (40, 2)]
     assert message(lambda: Fit(max_length=20, too_long="drop").fit(a_trace())) == (
-        "t.csv: every request exceeds max_length=20 (at most the model's positions); raise it, or set too_long=clip"
+        "t.csv: every request exceeds max_length=20 (a setting, or the model's positions); "
+        "raise it, choose another model, or set too_long=clip"
     )
 
 

@@ -136,6 +136,7 @@ def _columns(table: Table, format: Format, section: str) -> TraceColumns:
     pairs = "; ".join(f"{known.prompt}, {known.output} ({name})" for name, known in FORMATS.items())
     columns = shorten(", ".join(table.columns))
     others = [name for column, name in _OTHER_WORKLOADS.items() if column in table.columns]
+    others = [name for name in others if name == "servegen" or ".csv" not in table.path]  # prompts are JSON lines
     other = f"use workload={others[0]}, or " if others else ""
     raise WorkloadError(f"{table.path}: has columns {columns}; {other}name its lengths as a known format does: {pairs}")
 
