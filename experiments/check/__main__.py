@@ -170,6 +170,7 @@ def _report(name: str, chunk: int, verdicts: Verdicts, ended: Sequence[tuple[End
     found = {name: str(counterexample) for name, counterexample in verdicts.items() if counterexample is not None}
     _print_verdicts({prop.name: prop.text for prop in PROPERTIES}, needed, found, () if completes else NAMES)
     meaning = f'"yes" means no counterexample among {tried - len(refusals):,} workloads, which is no proof'
+    meaning += "; none has a priority, client, tier, SLO or prediction"
     print(meaning if completes else '"-" means not tested, as no run reached its end')
 
 
