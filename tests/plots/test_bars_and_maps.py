@@ -79,7 +79,10 @@ def test_a_setting_may_be_given_by_the_last_part_of_its_key(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("key", "axis", "names"),
-    [("batch", "largest batch [requests]", {"auto": "auto", 256: "256"}), ("prefix_cache", "prefix cache", {True: "on", False: "off"})],
+    [
+        ("batch", "largest batch [requests]", {"auto": "auto", 256: "256"}),
+        ("prefix_cache", "prefix cache", {True: "on", False: "off"}),
+    ],
     ids=["word", "switch"],
 )
 def test_values_that_are_not_all_numbers_are_names(
