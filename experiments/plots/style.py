@@ -173,7 +173,7 @@ def _scale(panel: Axes, name: str, scale: Scale | None, limits: Limits | None) -
     )  # with swept values as ticks
     if scale and not kept:
         panel.set(**{f"{name}scale": scale, f"{name}label": axis.get_label_text().removesuffix(LOG)})
-        if scale == "log" and axis.get_view_interval().min() <= 0:
+        if scale == "log" and min(axis.get_view_interval()) <= 0:
             panel.autoscale(axis=name)  # type: ignore[arg-type]
     if limits and axis.get_scale() == "log" and min(limits) <= 0:
         ends = ",".join(f"{end:g}" for end in limits)
