@@ -2,16 +2,17 @@
 
     python -m reproduction.validation energy
 
-The rows are of ML.ENERGY's benchmark, version 3 (Apache-2.0; ml-energy/leaderboard 0cd52da, public/data/models/*__lm-arena-chat.json): vLLM 0.11.1,
-1,024 chats, or 2,048 from 256 requests on, all queued. Power and tokens per second are measured from the first tokens of a whole batch until the queue is empty, gaps over the whole run, which ends with ever fewer requests
-(ml-energy/benchmark, mlenergy/benchmark/llm/benchmark.py; ml-energy/data b37408f, mlenergy_data/records/runs.py). Lengths of outputs are drawn from its histograms. Those of prompts are in a data set that is not read here: simulated are lognormal
-ones, whose two numbers were chosen by the gaps of the fitted rows. The power is fitted with prompts of 100 tokens, which changes the joules per
-operation (26% more with 25 tokens) but no predicted watt. Bytes and operations per second follow from the measured tokens per second, so that its error is of the power alone.
+The rows are of ML.ENERGY's benchmark, version 3 (Apache-2.0; ml-energy/leaderboard 0cd52da, public/data/models/*__lm-arena-chat.json): vLLM 0.11.1, 1,024 chats, of Llama with 256 requests and more each twice
+(ml-energy/benchmark c1d6557, configs/vllm/lm-arena-chat), all queued. Power and tokens per second are measured from the first tokens of a whole batch until the queue is empty, gaps over the whole run, which ends with ever
+fewer requests (mlenergy/benchmark/llm/benchmark.py there; ml-energy/data b37408f, mlenergy_data/records/runs.py). Lengths of outputs are drawn from its histograms. Those of prompts are in a data set that is not read here:
+simulated are lognormal ones, whose two numbers were chosen by the gaps of the fitted rows. The power is fitted to the watts of the fitted rows, with the bytes and
+operations of their simulated iterations, each 60 ms of which take the limit at most.
 
-Simulated is `h100-vllm`, measured with vLLM 0.22.1, as far as its host has no part in it (`engine`). One number more is fitted to the median gaps of the same five rows: the seconds per request of
-an iteration that the tables lack.
+Simulated is `h100-vllm`, measured with vLLM 0.22.1, as far as its host has no part in it, and what the benchmark asks for beside it: a repetition penalty of 1.1, `top_p` 0.95, and of Qwen3-8B its own `top_k` 20, whose time was
+measured by itself (`sampling`). One number more is fitted to the median gaps of the same five rows: the seconds per request of an iteration that all this lacks.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,21 +20,24 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from tabulate import tabulate
 
-from cbatch.results.utilisation import work_of
+from cbatch.results.metrics import find_window
+from cbatch.results.utilisation import device_seconds, work_of
 from cbatch.sim import Profile, load_profile
 from cbatch.sim.interpolation import PiecewiseLinear
+from cbatch.sim.measured import Measured, MeasuredModel
 from cbatch.sim.profile_file import profile_text
 from experiments.api import simulate
+from experiments.serve import Result
 from experiments.setup.presets import load_spec
 from experiments.store.provenance import write_text
+from reproduction import RESULTS
+from reproduction.validation.power import Done, fit
 
-PROMPT, OUTPUT = 100, 395
-PROMPT_MEAN, PROMPT_SIGMA, LONGEST_PROMPT = 200, 1.25, 7000
+PROMPT_MEAN, PROMPT_SIGMA, LONGEST_PROMPT = 300, 1.0, 7000
 LAUNCH = 0.01
-"""Most seconds of a launch without a graph: 8 requests have graphs of up to 16 tokens, so that prompts run without, and a P99 of 10.9 ms. On the profile's host it takes 31 ms."""
+"""Most seconds of a launch of Llama's layers without a graph: 8 requests have graphs of up to 16 tokens, so that prompts run without, and a P99 of 10.9 ms. On the profile's host it takes 31 ms."""
 
 GRAPHS = 512
 """Tokens of vLLM's largest graph."""
@@ -45,6 +49,9 @@ OUTPUTS = {  # of all rows of a model
     "llama-3.1-8b": "2868 1433 1165 1231 1198 1217 1076 815 601 441 285 216 185 108 89 56 43 41 42 28 18 12 21 8 10 15 11 8 4 7 8 4 3 3 2 6 1 1 1 1 0 0 2 0 0 0 0 1 0 27",
     "qwen3-8b": "1826 904 662 582 456 482 477 560 516 480 431 405 344 315 286 253 187 160 121 128 121 86 69 50 38 40 42 34 28 12 12 13 18 8 11 4 7 4 6 8 4 3 2 2 0 1 1 1 0 40",
 }
+
+
+SAMPLED = {"llama-3.1-8b": "top-p", "qwen3-8b": "top-k, top-p"}
 
 
 class Row(NamedTuple):
@@ -91,23 +98,6 @@ QWEN = (
 """Rows of Qwen3-8B."""
 
 
-def rates(row: Row) -> tuple[float, float, float]:
-    """Returns 1, and the bytes and operations per second of a row, whose batch is taken to be full."""
-    work, tokens = work_of(load_spec("llama-3.1-8b")), row.tokens_per_second
-    iterations, prompts, context = tokens / row.batch, tokens * PROMPT / OUTPUT, PROMPT + OUTPUT / 2
-    moved = iterations * work.bytes_per_iteration + (tokens * (context + 1) + prompts) * work.bytes_per_token
-    scores = tokens * context + prompts * PROMPT / 2
-    flops = (tokens + prompts) * work.flops_per_token + tokens * work.flops_per_output + scores * work.flops_per_score
-    return 1.0, moved, flops
-
-
-def fit(rows: tuple[Row, ...]) -> NDArray[np.float64]:
-    """Returns the busy watts and the joules per byte and per operation, by least squares."""
-    scale = np.array([1.0, 1e12, 1e14])
-    found, *_ = np.linalg.lstsq(np.array([rates(row) for row in rows]) / scale, [row.watts for row in rows])
-    return np.asarray(found / scale)
-
-
 def per_request(rows: tuple[Row, ...], gaps: Sequence[float]) -> float:
     """Returns the seconds per request of an iteration that simulated gaps, in ms, lack, by least squares of relative errors."""
     batch, measured, simulated = np.array([(row.batch, row.gap, gap) for row, gap in zip(rows, gaps, strict=True)]).T
@@ -124,67 +114,107 @@ def lengths(model: str, number: int) -> str:
     return "\n".join(["num_prefill_tokens,num_decode_tokens", *(f"{prompt},{output}" for prompt, output in rows)])
 
 
-def engine(batch: int, seconds: float) -> Profile:
-    """Returns `h100-vllm` for a server of at most this many requests, each of which adds seconds to an iteration.
+def sampling(model: str, folder: str = RESULTS) -> PiecewiseLinear:
+    """Returns the seconds that vLLM 0.11.1 takes to choose the tokens of an iteration, against its requests (`bench sampling`).
 
-    vLLM captures graphs of up to twice as many tokens. Where the profile's recordings have launches of their host in an iteration (beyond `GRAPHS`), products grow as in `h100`, which has graphs
-    there.
+    They were measured on an H200. An H100 computes as fast, but moves fewer bytes per second; what more than the fewest requests take is in proportion to that.
     """
-    profile, name = load_profile("h100-vllm"), "llama-3.1-8b"
-    tables, ours = (each.models[name].tensor_parallel[1] for each in (profile, load_profile("h100")))
-    linear, alone, graphs = tables.linear, tables.decode_only, tables.captured_graphs
-    assert linear and alone and graphs and ours.linear and ours.other and profile.host
-    known = [point for point in zip(*linear, strict=True) if point[0] <= GRAPHS]
-    larger = [(size, ours.linear.at(size) + ours.other.at(size)) for size in ours.linear.sizes if size > GRAPHS]
-    lack = linear.at(GRAPHS) - ours.linear.at(GRAPHS) - ours.other.at(GRAPHS)
-    linear = PiecewiseLinear.through([*known, *((size, time + lack) for size, time in larger)])
-    head = PiecewiseLinear((1.0, 512.0), (seconds, 512 * seconds))
-    captured = tuple(size for size in graphs.tokens if size <= 2 * batch)
+    of_h100, of_h200 = (load_profile(name).ceilings.bandwidth_bytes_per_second for name in ("h100", "h200"))
+    entries, parts = load_spec(model).vocab_size, (SAMPLED[model], "penalties 1024 1024")
+    rows = json.loads((Path(folder) / "h200" / "sampling.json").read_text(encoding="utf-8"))["rows"]
+    measured = {row["requests"]: sum(map(row["seconds"].get, parts)) for row in rows if row["vocabulary"] == entries}
+    least = min(measured.values())
+    return PiecewiseLinear.through((n, least + (time - least) * of_h200 / of_h100) for n, time in measured.items())
+
+
+def engine(batch: int, seconds: float, model: str = "llama-3.1-8b") -> Profile:
+    """Returns `h100-vllm` for a server of at most this many requests of a model, each of which adds seconds to an iteration.
+
+    vLLM captures graphs of up to twice as many tokens. Where the profile's recordings have launches of their host in an iteration (beyond `GRAPHS`), products grow as in `h100` from one of its graphs to the next: vLLM does not
+    pad there. Another model than Llama takes more by as much as in `h100`, for attention and launches in proportion to its layers.
+    """
+    profile, ours, name, spec = load_profile("h100-vllm"), load_profile("h100"), "llama-3.1-8b", load_spec(model)
+    tables, llama, other = (
+        of.models[key].tensor_parallel[1] for of, key in ((profile, name), (ours, name), (ours, model))
+    )
+    linear, alone, graphs = tables.linear, tables.without_prompts, tables.captured_graphs
+    assert linear and alone and graphs and llama.captured_graphs and profile.host
+
+    def more(tokens: float, *, mixed: bool) -> float:
+        return _seconds(other, tokens, mixed=mixed) - _seconds(llama, tokens, mixed=mixed)
+
+    known = [(size, time + more(size, mixed=True)) for size, time in zip(*linear, strict=True) if size <= GRAPHS]
+    lack = known[-1][1] - _seconds(other, GRAPHS)
+    sizes = (size for size in llama.captured_graphs.tokens if size > GRAPHS)
+    mixed = PiecewiseLinear.through([*known, *((float(size), _seconds(other, size) + lack) for size in sizes)])
+    decodes = [(size, time + more(size, mixed=False)) for size, time in zip(*alone.linear, strict=True)]
+    head = PiecewiseLinear.through((n, time + n * seconds) for n, time in zip(*sampling(model), strict=True))
+    captured, layers = tuple(size for size in graphs.tokens if size <= 2 * batch), spec.num_layers / 32
     tables = replace(
-        tables,
-        linear=linear,
+        tables.scaled(chunks=layers, decodes=layers, mixed_decodes=layers),
+        linear=mixed,
         head=head,
-        decode_only=replace(alone, head=head),
+        decode_only=replace(alone, linear=PiecewiseLinear.through(decodes), head=head),
         captured_graphs=replace(graphs, tokens=captured, fewest=(0,) * len(captured)),
     )
-    host = {loop: replace(time, eager_seconds=LAUNCH) for loop, time in profile.host.items()}
-    model = replace(profile.models[name], tensor_parallel={1: tables})
-    return replace(profile, models={name: model}, host=host)
+    host = {loop: replace(time, eager_seconds=LAUNCH * layers) for loop, time in profile.host.items()}
+    measured = MeasuredModel(num_layers=spec.num_layers, shape=spec.shape, tensor_parallel={1: tables})
+    return replace(profile, models={model: measured}, host=host)
+
+
+def _seconds(tables: Measured, tokens: float, *, mixed: bool = True) -> float:
+    """Returns the seconds of products, small operations and the head of an iteration, of as many decodes alone if there are such tables."""
+    alone = tables.decode_only
+    assert tables.linear and tables.other and tables.head and alone
+    if mixed or tokens > alone.linear.sizes[-1]:
+        return tables.linear.at(tokens) + tables.other.at(tokens) + tables.head.at(1 if mixed else tokens)
+    return alone.linear.at(tokens) + alone.other.at(tokens) + alone.head.at(tokens)
+
+
+def serve(batch: int, seconds: float = 0.0, model: str = "llama-3.1-8b", **measured: Any) -> Result:
+    """Returns the simulated run. seconds: of an iteration, per request, beside the tables' time. measured: what part of it, whole by default."""
+    number = 2048 if batch >= 256 and model == "llama-3.1-8b" else 1024
+    with TemporaryDirectory() as folder:
+        path = write_text(Path(folder) / "profile.json", profile_text(engine(batch, seconds, model)))
+        table = {"path": str(write_text(Path(folder) / "lengths.csv", lengths(model, number))), "format": "lengths"}
+        table |= {"_target_": "experiments.workloads.TraceLengths", "order": "file", "too_long": "error"}
+        keys: dict[str, Any] = {"hardware": str(path), "model": model, "batch": batch, "chunk": 8192, **measured}
+        return simulate("vllm_v1", "queued", seeds=None, num_requests=number, lengths=table, max_tokens=8192, **keys)
 
 
 def simulated(batch: int, seconds: float = 0.0, model: str = "llama-3.1-8b") -> tuple[float, ...]:
-    """Returns `Row.figures`: gaps of all tokens, and joules while the batch is full. seconds: of an iteration, per request, beside the tables' time."""
-    number = 1024 if batch < 256 else 2048
-    with TemporaryDirectory() as folder:
-        path = write_text(Path(folder) / "profile.json", profile_text(engine(batch, seconds)))
-        table = {"path": str(write_text(Path(folder) / "lengths.csv", lengths(model, number))), "format": "lengths"}
-        table |= {"_target_": "experiments.workloads.TraceLengths", "order": "file", "too_long": "error"}
-        keys = {"hardware": str(path), "model": model, "batch": batch, "chunk": 8192, "max_tokens": 8192}
-        asked: dict[str, Any] = {"num_requests": number, "lengths": table, **keys}
-        window = {"warmup_requests": max(batch // 16, 1), "drain_requests": batch}  # after the first prompts
-        gaps = simulate("vllm_v1", "queued", seeds=None, **asked).summary["tbt_seconds"]
-        energy = simulate("vllm_v1", "queued", seeds=None, metrics=window, **asked).summary["energy"]
-    return *(1e3 * gaps[name] for name in ("p50", "p90", "p99")), energy["joules_per_token"]
+    """Returns `Row.figures`: gaps of all tokens, joules while the batch is full, and the watts then."""
+    gaps = serve(batch, seconds, model).summary["tbt_seconds"]
+    full = {"warmup_requests": max(batch // 16, 1), "drain_requests": batch}  # after the first prompts
+    energy = serve(batch, seconds, model, metrics=full).summary["energy"]
+    return *(1e3 * gaps[name] for name in ("p50", "p90", "p99")), energy["joules_per_token"], energy["watts"]
+
+
+def metered(row: Row, seconds: float) -> Done:
+    """Returns the simulated run of a row while its batch is full, with the measured power."""
+    gathered, work = serve(row.batch, seconds).gathered, work_of(load_spec("llama-3.1-8b"))
+    window = find_window(gathered.steps, gathered.served, max(row.batch // 16, 1), row.batch)
+    steps, ended = gathered.steps, gathered.steps["ended"]
+    taken = device_seconds(steps, np.zeros(len(ended), np.int64))
+    iterations = np.stack([taken, work.bytes(steps), work.flops(steps)], axis=1)
+    return Done(
+        iterations[(ended > window.start) & (ended <= window.end)], window.seconds, 0, row.watts * window.seconds
+    )
 
 
 def main() -> None:
-    """Prints the fits, and each row measured, predicted and simulated."""
-    found, limit, table = fit(FITTED), load_profile("h100").watts, []
-    assert limit is not None
-    print(
-        f"busy {found[0]:.1f} W, {found[1]:.4g} J per byte, {found[2]:.4g} J per operation, at most {limit.limit:g} W"
-    )
+    """Prints the fits, and each row measured and simulated."""
+    known, table = load_profile("h100").watts, []
+    assert known is not None
     tables_alone = {row: simulated(row.batch) for row in FITTED}
     seconds = per_request(FITTED, [tables_alone[row][0] for row in FITTED])
     print(f"{1e6 * seconds:.1f} us per request of an iteration, beside the tables")
+    print(f"the power of these rows: {fit([metered(row, seconds) for row in FITTED], known.idle)}")
     for model, rows in (("llama-3.1-8b", ROWS), ("qwen3-8b", QWEN)):
         for row in rows:
-            watts = min(float(np.array(rates(row)) @ found), limit.limit)
-            figures = simulated(row.batch, seconds, model)
-            errors = [watts / row.watts - 1] if rows is ROWS else []
-            errors += [ours / measured - 1 for ours, measured in zip(figures, row.figures, strict=True)]
-            shown = [f"{error:+.1%}" for error in errors]
-            table.append([model, row.batch, row.watts, row.figures[-1], *[""] * (5 - len(shown)), *shown])
+            found = zip(simulated(row.batch, seconds, model), (*row.figures, row.watts), strict=True)
+            shown = [f"{ours / measured - 1:+.1%}" for ours, measured in found]
+            table.append([model, row.batch, row.watts, row.figures[-1], *shown])
             print(*table[-1], flush=True)
-    heads = ["requests", "W", "J per token", "W, at measured speed", "median gap", "P90", "P99", "J, simulated"]
+    heads = ["requests", "W", "J per token", "median gap", "P90", "P99", "J, simulated", "W, simulated"]
     print(tabulate(table, ["model", *heads], floatfmt=".4g"))

@@ -16,7 +16,6 @@ from experiments.plots import composition
 from experiments.serve import serve as serve_settings
 from experiments.settings.compose import compose_run
 from experiments.store.tables import read_steps
-from reproduction.validation.energy import FITTED, ROWS, fit, rates
 
 WEIGHTS = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336)
 HEAD = 4096 * 128256
@@ -163,13 +162,6 @@ def test_a_draft_model_reads_all_that_the_model_reads(k: int, gpus: int) -> None
     joules = np.minimum(parts["taken"], gpus * watts.limit * parts["seconds"]).sum()
     joules += gpus * watts.idle * (whole - seconds.sum())
     assert run.summary["energy"]["joules"] == pytest.approx(joules)
-
-
-def test_the_power_of_the_h100_is_that_of_rows_it_was_not_fitted_to() -> None:
-    watts, found = load_profile("h100").watts, fit(FITTED)
-    assert watts and (watts.busy, watts.joules_per_byte, watts.joules_per_flop) == pytest.approx(found, rel=1e-3)
-    errors = [min(found @ rates(row), watts.limit) / row.watts - 1 for row in ROWS if row not in FITTED]
-    assert len(errors) == 5 and max(map(abs, errors)) < 0.02
 
 
 @pytest.mark.long
