@@ -37,7 +37,8 @@ def _between(least: float, most: float, unit: str) -> Give:
 
 Bytes = Annotated[float, _between(1e8, 1e14, "bytes")]
 BytesPerSecond = Annotated[float, _between(1e8, 1e15, "bytes/s")]
-FlopsPerSecond = Annotated[float, _between(1e9, 1e18, "operations/s")]
+FlopsPerSecond = Annotated[float, _between(1e8, 1e18, "operations/s")]
+"""A thread of a CPU without 16-bit units computes about 1e9."""
 HostSeconds = Annotated[float, _between(0.0, 0.25, "seconds of an iteration")]
 """Planning and launching take microseconds to some tens of milliseconds."""
 

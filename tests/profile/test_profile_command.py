@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import load_profile, make_profile, profile_content, profile_text
 from cbatch.sim.provenance import NOT_COMPARED, Compared
 from cbatch.sim.roofline import Ceilings
-from experiments.profile import host, laboratory
+from experiments.profile import host, laboratory, machine
 from experiments.profile.__main__ import main
 from experiments.profile.kernels import KernelShares, shares
 from experiments.profile.laboratory import Laboratory
@@ -309,8 +310,8 @@ def test_host_times_are_a_line_and_measured_again_where_other_work_hides_it(monk
     ):
         medians = iter(measured)
         monkeypatch.setattr(host, "_medians", lambda *_, medians=medians: next(medians))
-        for time in host.host_times(server(Clockwork()), lab, 512, 0).values():
-            assert (time.seconds, time.seconds_per_request) == pytest.approx((seconds, per_request))
+        for times in host.host_times(server(Clockwork()), lab, 512, 0).values():
+            assert (times.seconds, times.seconds_per_request) == pytest.approx((seconds, per_request))
         assert not [*medians]
 
 
@@ -340,6 +341,11 @@ def test_the_command_measures_a_model_and_keeps_the_others(
     assert origin.startswith("measured by python -m experiments.profile model=tiny backend=cpu batch=2,4 max_tokens=64")
     assert re.search(r"; \d{4}-\d\d-\d\d; [^;]* cores; commit [0-9a-f]{40}", origin)
     assert ProfileCost(profile, load_spec("tiny")).predict(BatchShape(((32, 0),), 2, 100)) > 0
+
+
+def test_a_ceiling_of_a_cpu_is_the_same_while_other_processes_run() -> None:
+    """An operation that waits 0.2 s, as for its turn on the CPU."""
+    assert 0 < machine._once(lambda: time.sleep(0.2), on_gpu=False) < 0.1
 
 
 def test_products_that_were_measured_were_possible() -> None:
