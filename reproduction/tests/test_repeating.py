@@ -21,12 +21,13 @@ from reproduction.bench.drafts import WORKS, FixedDrafts, name_of
 from reproduction.repeating import CYCLE, Text, expected_outcomes, next_tokens, write_checkpoint, wrong_share
 
 
+@pytest.mark.long
 def test_transformers_continues_the_text_in_bfloat16_by_a_margin(tmp_path: Path) -> None:
     spec = replace(load_spec("tiny"), num_layers=8, hidden_size=256, head_dim=64, vocab_size=4096, dtype="bfloat16")
     write_checkpoint(spec, tmp_path, "cpu")
     factory: Any = AutoModelForCausalLM
     model = factory.from_pretrained(tmp_path)
-    tokens = torch.tensor([request.prompt for request in Text(4, 256, 1, 0.2).requests(spec.vocab_size)])
+    tokens = torch.tensor([request.prompt for request in Text(1, 256, 1, 0.2).requests(spec.vocab_size)])
     with torch.inference_mode():
         logits = model(tokens).logits.float()
     right = torch.as_tensor(next_tokens(tokens.numpy()))[..., None]
@@ -36,6 +37,7 @@ def test_transformers_continues_the_text_in_bfloat16_by_a_margin(tmp_path: Path)
     ).min() > 0.4 * spec.hidden_size**0.5  # of 1.0 without other tokens
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("misprints", [0.0, 0.2])
 @pytest.mark.parametrize("k", [1, 3, 5])
 def test_accepted_drafts_are_those_expected(tmp_path: Path, misprints: float, k: int) -> None:
@@ -53,6 +55,7 @@ def test_accepted_drafts_are_those_expected(tmp_path: Path, misprints: float, k:
     assert wrong_share(requests) == 0
 
 
+@pytest.mark.long
 def test_accepted_drafts_of_a_model_are_those_expected(tmp_path: Path) -> None:
     """Its shape is another, and it is wrong after a fifth of all tokens."""
     spec, small = load_spec("tiny"), replace(load_spec("tiny"), hidden_size=128, num_layers=1)

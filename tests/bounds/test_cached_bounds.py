@@ -53,6 +53,7 @@ def test_a_prompt_that_is_found_costs_its_rest() -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "policy", [Orca(), SarathiServe(Fixed(8)), PrefixOrder(Fixed(8), "dfs_weight"), VllmV1(16)], ids=repr
 )

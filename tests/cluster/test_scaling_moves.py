@@ -146,6 +146,7 @@ counts = st.fixed_dictionaries({"p": st.integers(1, 3), "d": st.integers(1, 3)})
 times = st.integers(0, 20).map(lambda n: n / 4)
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(
     script=st.lists(counts, min_size=1, max_size=20),

@@ -100,6 +100,7 @@ def test_a_measurement_names_keys_and_files_it_cannot_use(folder: Path, monkeypa
     assert line.startswith(f"error: {folder / 'asks.py/.cache'}")
 
 
+@pytest.mark.long
 def test_a_replay_predicts_with_the_cpu_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("profile", "cpu", cwd=folder).returncode == 0
     run(folder, ASKS, "decisions=true", "output=a")

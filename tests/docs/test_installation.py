@@ -66,6 +66,7 @@ def third_parties() -> set[str]:
     return found - {*sys.stdlib_module_names, *PACKAGES, "triton", "flash_attn", "pynvml", "tokenizers", "vllm"}
 
 
+@pytest.mark.long
 def test_every_package_that_is_imported_is_installed_by_pip() -> None:
     """Or by the extra of the one command that imports it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -76,6 +77,7 @@ def test_every_package_that_is_imported_is_installed_by_pip() -> None:
     assert {distribution.get(name, name) for name in third_parties()} <= names
 
 
+@pytest.mark.long
 def test_the_version_is_the_same_everywhere(installed: Path) -> None:
     """The wheel, the citation and the changelog's newest finished section have the version of the package."""
     [metadata] = installed.glob("cbatch-*.dist-info/METADATA")

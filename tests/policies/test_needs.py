@@ -57,6 +57,7 @@ class Drafting(Orca):
         return plan.build()
 
 
+@pytest.mark.long
 def test_a_run_says_that_it_has_no_drafter() -> None:
     assert lacks(f"policy={__name__}.Drafting") == ["drafter"]
     assert lacks(f"policy={__name__}.Drafting", "drafter=glm_mtp") == []

@@ -61,6 +61,7 @@ class Outcomes:
         self.num_drafts, self.num_accepted = self.num_drafts + drafts, self.num_accepted + accepted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_same", [False, True], ids=["similar", "same"])
 @pytest.mark.parametrize(
     ("policy", "num_stages", "num_ranks", "asynchronous", "num_blocks", "num_host_blocks", "sampled"),

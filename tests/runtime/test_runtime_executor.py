@@ -132,6 +132,7 @@ class Largest(EagerIteration):
         return Shape(LONGEST + 4, 4, LONGEST // 4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [Largest, EagerIteration])
 def test_what_an_iteration_computes_beyond_the_step_is_padding(kind: type[EagerIteration]) -> None:
     """And changes no token, though rows, blocks and tokens are padded."""

@@ -263,6 +263,7 @@ def check_latest_step(engine: Engine) -> None:
 # -- arrivals ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("num_stages", [1, 2, 4])
 def test_prompts_wait_as_in_a_queue_with_fixed_service(num_stages: int, asynchronous: bool) -> None:

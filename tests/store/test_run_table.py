@@ -140,6 +140,7 @@ def test_the_table_of_a_plot_has_more_columns_and_its_file_an_origin(
     assert line == "`python -m experiments.plot table multirun/x`; runs of 2026-01-02, commit aaa, bbb; numpy 2"
 
 
+@pytest.mark.long
 def test_tables_plots_and_comparisons_have_the_same_notes(tmp_path: Path) -> None:
     """Two policies at two rates with two seeds: those of one policy with 3 iterations outside the measured range."""
     for (policy, outside), rate, seed in product((("a", 3), ("b", 0)), (1, 2), (0, 1)):
