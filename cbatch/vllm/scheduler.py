@@ -77,7 +77,9 @@ class _Policed:
         served = ServedRequest.of(request, self._next_id, now, self.max_model_len, self._num_cached)
         planner.submit(served)
         self._next_id += 1
-        why = "cbatch cannot schedule streamed input" if request.resumable else planner.refusal(served)
+        why = "cbatch cannot schedule streamed input" if request.resumable else ""
+        if not why and planner.mode != "shadow":  # in which vLLM serves what the policy could not
+            why = planner.refusal(served)
         if why:
             self._refuse(served, why)
         elif not self._is_blocked_waiting_status(request.status):

@@ -13,6 +13,7 @@ from cbatch import BatchShape, ConfigError, Limits, Plan, PlanError, PolicyError
 from cbatch.sim import ProfileCost
 from cbatch.vllm import Adapter
 from experiments.vllm import PolicyScheduler, make_adapter
+from policies.orca import Orca
 
 LIMITS = Limits(4, 64, 60)
 FULL = ("FullAttentionSpec", {"block_size": 4, "num_kv_heads": 1, "head_size": 8, "dtype": "float16"})
@@ -166,3 +167,18 @@ def test_modes(policy: Any, error: type[Exception], monkeypatch: pytest.MonkeyPa
             own.update_from_output(rig.in_flight[0][0], rig.result(*rig.in_flight[0]))
             rig.update()
         assert rig.scheduler.counts.fallbacks > 0
+
+
+def test_vllm_serves_in_shadow_mode_what_the_policy_could_never_plan() -> None:
+    """Orca computes a prompt of 100 tokens at once, of which an iteration has 64: strict refuses it, in shadow mode vLLM serves it in two chunks."""
+    limits, request, served = Limits(4, 64, 200), Request(0, 100, 2), dict[str, list[dict[str, int]]]()
+    for mode in ("strict", "shadow"):
+        rig = Rig(Adapter(Orca(), mode), limits, 100, 4)
+        rig.scheduler.add_request(rig.request(request))
+        served[mode] = []
+        while rig.scheduler.has_requests():
+            served[mode].append(dict(rig.schedule().num_scheduled_tokens))
+            rig.update()
+    assert [*filter(None, served["strict"])] == []
+    assert [*filter(None, served["shadow"])] == [{"0": 64}, {"0": 36}, {"0": 1}]
+    assert rig.scheduler.counts.different > 0
