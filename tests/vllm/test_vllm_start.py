@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import vllm.v1.kv_cache_interface as kinds
 from vllm import __version__
-from vllm.v1 import kv_cache_interface as kinds
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_rig import Rig
 
