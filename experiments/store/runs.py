@@ -35,6 +35,8 @@ ONE_REPLICATION = (
     "(workload=traces/azure_conv_lengths workload.lengths.path=FILE), or compare capacities"
 )
 
+_USUALLY_0 = ("run.preemptions", "run.recomputed_share", "prefix_cache.hit_share")
+
 
 def read_runs(folder: str | Path) -> pd.DataFrame:
     """Reads the complete runs in and below a folder: one row per run, in the order of the sweep.
@@ -184,7 +186,8 @@ def run_table(
 ) -> str:
     """Returns a table of runs, followed by the omitted runs and the origin of the times.
 
-    Runs with the same label, such as runs with several seeds, share a row with means and their 95% intervals.
+    Runs with the same label, such as runs with several seeds, share a row with means and their 95% intervals. In plain text, counts that
+    are usually 0, and are in all of several rows, stand below the table, which is wide.
 
     Args:
         runs: a frame of `read_runs`.
@@ -192,6 +195,9 @@ def run_table(
     """
     shown = matching(columns, runs)
     groups = [(str(label), rows) for label, rows in runs.groupby("label", sort=False)]
+    is_wide = tablefmt == "simple" and len(groups) > 1
+    zeros = [key for key in shown if is_wide and key in _USUALLY_0 and not runs[key].any()]
+    shown = [key for key in shown if key not in zeros]
     headings, rows = [heading_of(key) for key in shown], []
     for label, group in groups:
         figures = group[shown].astype(float) * [heading.factor for heading in headings]
@@ -204,10 +210,9 @@ def run_table(
     tail = tail_text(group["run.counted_requests"].tolist() for _, group in groups)
     origins = notes_of(summary["about"] for summary in runs["summary"])
     replications = _replications_text(dict(groups), any("[" in cell for _, *cells in rows for cell in cells))
-    price = price_text(runs, shown)
-    return "\n".join(
-        filter(None, [table + end, price, replications, _equal_text(groups), tail, omitted_text(omitted), *origins])
-    )
+    nothing = f"0 in all rows: {', '.join(heading_of(key).text for key in zeros)}" if zeros else ""
+    texts = [nothing, price_text(runs, shown), replications, _equal_text(groups), tail, omitted_text(omitted), *origins]
+    return "\n".join(filter(None, [table + end, *texts]))
 
 
 def price_text(runs: pd.DataFrame, keys: Iterable[str]) -> str:

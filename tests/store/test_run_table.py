@@ -72,6 +72,18 @@ def test_each_figure_stands_under_its_name() -> None:
     assert [dict(zip(head, row, strict=True))[name] for name in columns] == ["1.5", "1.25", "3"]
 
 
+def test_figures_that_are_0_in_all_rows_stand_below_the_table() -> None:
+    """In one of several rows, in a single row and in Markdown they are columns; a run without a prefix cache has no share of it."""
+    none = {"run": {"preemptions": 0, "recomputed_share": 0.0}}
+    rows = [summary("a", prefix_cache={"hit_share": 0.0}, **none), summary("b", **none)]
+    lines = run_table(runs(*rows)).splitlines()
+    assert "preemptions" not in lines[0] and "TTFT p50 [s]" in lines[0]
+    assert lines[4] == "0 in all rows: found in cache [%], preemptions, recomputed [%]"
+    for shown in (runs(*rows[:1]), runs(*rows, summary("c"))):
+        assert "preemptions" in run_table(shown).splitlines()[0]
+    assert "preemptions" in run_table(runs(*rows), tablefmt="github").splitlines()[0]
+
+
 def test_the_interval_of_a_share_ends_at_100() -> None:
     """Two seeds of 90 and 100%: 95 ± 12.7 * 5; 50 and 51%: 50.5 ± 12.7 * 0.5."""
     shares = [("a", 0.9), ("b", 0.5), ("a", 1.0), ("b", 0.51)]
