@@ -102,8 +102,11 @@ class Door:
         prompts = await asyncio.to_thread(body.encode, self._vocabulary) if is_slow else body.encode(self._vocabulary)
         if not all(ids and max(ids) < spec.vocab_size for ids in prompts):
             raise ConfigError("prompt: is empty, or has a token outside the model's vocabulary")
-        if len(self._open) + len(prompts) * body.n > keys.max_open:
-            self.meters.rejections.inc(len(prompts) * body.n)
+        if (number := len(prompts) * body.n) > keys.max_open:
+            problem = f"{number} answers at once exceed the server's max_open={keys.max_open}"
+            raise ConfigError(f"n={body.n}: {problem}; lower n, or send fewer prompts")
+        if len(self._open) + number > keys.max_open:
+            self.meters.rejections.inc(number)
             raise HTTPException(keys.full_status, f"{len(self._open)} requests are open; try again later")
         if self.is_closed:
             raise HTTPException(503, "the engine has ended")

@@ -106,6 +106,15 @@ def test_a_full_door_refuses_until_a_request_has_ended() -> None:
     assert [spec.id for spec in desk.sent] == [0, 1, 2, 3] and value("cbatch:admission_rejections_total") == 5
 
 
+def test_more_answers_than_may_be_open_are_refused_for_good() -> None:
+    """A client told to try again would never be served."""
+    desk = Desk("max_open=3", "full_status=429")
+    for four in ({"n": 4}, {"prompt": ["a", "b"], "n": 2}):
+        with pytest.raises(ConfigError, match=r"^n=.: 4 answers at once exceed the server's max_open=3; lower n"):
+            asyncio.run(cast(Any, desk.open(**four)))
+    assert desk.sent == [] and desk.door.meters.get_sample_value("cbatch:admission_rejections_total") == 0
+
+
 def test_a_stream_has_a_chunk_for_each_token() -> None:
     async def streamed(*news: Any, **fields: Any) -> list[dict[str, Any]]:
         desk = Desk()
