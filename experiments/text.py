@@ -59,7 +59,7 @@ def up_to_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 
 def ends_text(vocabulary: Vocabulary) -> Callable[[Request, int], bool]:
-    """Returns a new `State.ends_text` for one engine."""
+    """Returns a new `State.ends_text` for the engines of a run, which may hand requests over to each other after any token."""
     output = cache(lambda request: OutputText(vocabulary, request.stop_strings))
 
     def ends(request: Request, token: int) -> bool:
@@ -92,7 +92,9 @@ class OutputText:
         self._kept = ""  # text that may begin a stop string
 
     def push(self, token: int) -> str:
-        """Returns the text that the token adds."""
+        """Returns the text that the token adds; none after a stop string."""
+        if self.is_stopped:
+            return ""
         if (name := self._control.get(token)) is not None:
             text = self.finish() if name in self._stops else ""
             self.is_stopped |= name in self._stops

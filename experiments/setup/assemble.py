@@ -211,8 +211,9 @@ def assemble(
         else:
             engine = server.engine(policies[0], arrivals)
         if vocabulary is not None:
+            ends = ends_text(vocabulary)  # one for all engines, as requests may move between them
             for part in engine.engines:
-                part.state.ends_text = ends_text(vocabulary)
+                part.state.ends_text = ends
         decode = _decoder(settings, vocabulary, chosen)
     except BaseException:
         server.close()

@@ -42,6 +42,20 @@ def test_a_stop_string_ends_a_text_streamed_or_not(tmp_path: Path) -> None:
     assert server.summary["run"].get("cancelled_requests") is None
 
 
+def test_a_stop_string_may_begin_before_a_request_moves(tmp_path: Path) -> None:
+    """The first token is computed by one replica, the others by another."""
+    save_model_of_words(tmp_path / "model")
+    body = {"prompt": "w3 w14 w15", "max_tokens": 20, "ignore_eos": True}
+    roles = "prefix_cache=true", "backend.pools={p:{role:prefill},d:{role:decode}}"
+    model = f"model.path={tmp_path / 'model'}"
+    with in_thread(tmp_path / "run", "policy=orca", "backend=cpu", model, "batch=4", *roles) as server:
+        text = server.ask(COMPLETIONS, body).content["choices"][0]["text"]
+        first, second = text.split()[:2]
+        stopped = server.ask(COMPLETIONS, {**body, "stop": f"{first[1:]} {second}"}).content
+    assert stopped["choices"][0]["text"] == text[: text.find(first) + 1]
+    assert (stopped["choices"][0]["finish_reason"], stopped["usage"]["completion_tokens"]) == ("stop", 2)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "arguments", [("backend=cpu", "model=tiny"), ("backend=sim",), ("backend=sim", "model.path=model")]
