@@ -171,22 +171,23 @@ def _seconds(tables: Measured, tokens: float, *, mixed: bool = True) -> float:
     return alone.linear.at(tokens) + alone.other.at(tokens) + alone.head.at(tokens)
 
 
-def serve(batch: int, seconds: float = 0.0, model: str = "llama-3.1-8b", **measured: Any) -> Result:
-    """Returns the simulated run. seconds: of an iteration, per request, beside the tables' time. measured: what part of it, whole by default."""
+def serve(batch: int, seconds: float = 0.0, model: str = "llama-3.1-8b") -> Result:
+    """Returns the simulated run. seconds: of an iteration, per request, beside the tables' time."""
     number = 2048 if batch >= 256 and model == "llama-3.1-8b" else 1024
     with TemporaryDirectory() as folder:
         path = write_text(Path(folder) / "profile.json", profile_text(engine(batch, seconds, model)))
         table = {"path": str(write_text(Path(folder) / "lengths.csv", lengths(model, number))), "format": "lengths"}
         table |= {"_target_": "experiments.workloads.TraceLengths", "order": "file", "too_long": "error"}
-        keys: dict[str, Any] = {"hardware": str(path), "model": model, "batch": batch, "chunk": 8192, **measured}
+        keys: dict[str, Any] = {"hardware": str(path), "model": model, "batch": batch, "chunk": 8192}
         return simulate("vllm_v1", "queued", seeds=None, num_requests=number, lengths=table, max_tokens=8192, **keys)
 
 
 def simulated(batch: int, seconds: float = 0.0, model: str = "llama-3.1-8b") -> tuple[float, ...]:
     """Returns `Row.figures`: gaps of all tokens, joules while the batch is full, and the watts then."""
-    gaps = serve(batch, seconds, model).summary["tbt_seconds"]
+    result = serve(batch, seconds, model)
+    gaps = result.summary["tbt_seconds"]
     full = {"warmup_requests": max(batch // 16, 1), "drain_requests": batch}  # after the first prompts
-    energy = serve(batch, seconds, model, metrics=full).summary["energy"]
+    energy = replace(result, measures={**result.measures, **full}).summary["energy"]
     return *(1e3 * gaps[name] for name in ("p50", "p90", "p99")), energy["joules_per_token"], energy["watts"]
 
 
