@@ -2,9 +2,10 @@
 
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import lru_cache
 from inspect import isclass, isfunction
 from pathlib import Path
 from pkgutil import resolve_name
@@ -142,8 +143,13 @@ def _check_types(path: str, config: Mapping[str, Any]) -> None:
             raise ConfigError(f"{path}.{key}={shorten(value)}: give {words}")
 
 
-def parameters_of(target: Any) -> Mapping[str, inspect.Parameter]:
+def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """Returns the parameters of a target; arbitrary keywords if Python does not know them, as for some built-in functions."""
+    return _parameters_of(target) if isinstance(target, Hashable) else _parameters_of.__wrapped__(target)
+
+
+@lru_cache(1024)  # each run of a sweep asks some 130 times, for fewer than 20 classes
+def _parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     for evaluates in (True, False):  # annotations that are text, unless their names are unknown at runtime
         with suppress(NameError, AttributeError, TypeError, ValueError):
             return inspect.signature(target, eval_str=evaluates).parameters
