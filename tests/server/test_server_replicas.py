@@ -14,7 +14,7 @@ from test_turns import SIMULATED, TINY, converse, spec, until_all_ended
 from cbatch import FinishReason
 from cbatch.cluster import ClusterView, Reject, RoundRobin
 from cbatch.moves import Room
-from cbatch.request import Request
+from cbatch.request import Request, RequestSpec
 from experiments.server import engine as server_engine
 from experiments.server.clients import Message, Turn
 from experiments.server.meters import Meters
@@ -84,12 +84,25 @@ def test_prompts_are_computed_by_one_replica_and_answers_continued_by_another(pu
     assert tokens == [6, sum(2 * id_ for id_ in range(6))]
 
 
+def twelve() -> list[RequestSpec]:
+    return [spec(id_, [*range(3 + 7 * id_)], 12) for id_ in range(12)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[int]]:
+    """Returns the tokens that one engine gives to each of `twelve`."""
+    _, *turns, _ = converse(tmp_path_factory.mktemp("whole") / "one", until_all_ended(twelve()), *TINY)
+    return answers(turns)
+
+
 @pytest.mark.parametrize("push", ["false", "true"])
 @pytest.mark.parametrize("seed", range(5))
-def test_clients_leave_anywhere_and_the_end_cuts_the_rest(seed: int, push: str, tmp_path: Path) -> None:
+def test_clients_leave_anywhere_and_the_end_cuts_the_rest(
+    seed: int, push: str, whole: dict[int, list[int]], tmp_path: Path
+) -> None:
     """Before, beside and after the move, whose blocks are all free at the end; who stays has the tokens of one engine."""
     draw = Random(seed)
-    specs = [spec(id_, [*range(3 + 7 * id_)], 12) for id_ in range(12)]
+    specs = twelve()
     leaving = draw.sample(range(12), 6)
 
     def answer(message: Any, turns: list[Turn]) -> Sequence[Message]:
@@ -106,8 +119,6 @@ def test_clients_leave_anywhere_and_the_end_cuts_the_rest(seed: int, push: str, 
     reasons = Counter(end.finish_reason for turn in turns for end in turn.ended)
     assert reasons[FinishReason.CANCELLED] == figures["about"]["cut"] + figures["about"]["cancelled"]
     assert sum(reasons.values()) == 12 and reasons[FinishReason.CANCELLED] >= 3
-    _, *alone, _ = converse(tmp_path / "one", until_all_ended(specs), *TINY)
-    whole = answers(alone)
     for id_, tokens in answers(turns).items():
         assert tokens == whole[id_][: len(tokens)]
     for end in (end for turn in turns for end in turn.ended):

@@ -29,6 +29,12 @@ class Greedy:
 CHUNKING = {"_target_": "policies.chunking.TileAligned", "chunk": 128}
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps write multirun/."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("given", "names"),
     [
