@@ -54,6 +54,10 @@ class LengthOrder(RankedPrompts):
         super().on_arrival(request)
         self._processed_before[request] = self._processed
 
+    def expect(self, requests: Iterable[Request]) -> None:
+        if self.order != "hrrn":  # which sorts all that wait at each plan
+            super().expect(requests)
+
     def plan(self, view: View) -> Plan:
         plan = super().plan(view)
         self._processed += sum(plan.num_tokens)

@@ -11,7 +11,7 @@ class FallingQueue:
     """Requests by ascending key = start - rate * now. Ties: the request pushed first."""
 
     def __init__(self) -> None:
-        self._requests: list[Request] = []  # by place; some have left
+        self._requests: list[Request | None] = []  # by place; None: has left
         self._place: dict[Request, int] = {}
         self._lines = np.zeros((2, 64))  # start and rate by place
         self._near, self._many = -inf, 0  # keys only fall, so recent least keys still lie below `near`
@@ -27,7 +27,7 @@ class FallingQueue:
 
     def discard(self, request: Request) -> None:
         if (place := self._place.pop(request, None)) is not None:
-            self._lines[0, place] = inf
+            self._lines[0, place], self._requests[place] = inf, None
 
     def least(self, now: float, count: int) -> list[tuple[float, Request]]:
         """Returns (key, request) for the `count` least keys, in no particular order."""
@@ -43,7 +43,8 @@ class FallingQueue:
             last = np.partition(among, count - 1)[count - 1]
             below = places[among < last]
             places = np.concatenate([below, places[among == last][: count - len(below)]])
-        return [(keys[place], self._requests[place]) for place in places.tolist() if keys[place] < inf]
+        pairs = ((keys[place], self._requests[place]) for place in places.tolist())
+        return [(key, request) for key, request in pairs if request is not None]
 
     def _make_room(self) -> None:
         """Removes the places of requests that have left, and leaves as many free places as there are taken places."""
@@ -51,4 +52,4 @@ class FallingQueue:
         lines = np.zeros((2, 2 * len(kept) + 64))
         lines[:, : len(kept)] = self._lines[:, kept]
         self._lines, self._requests = lines, [*self._place]
-        self._place = {request: place for place, request in enumerate(self._requests)}
+        self._place = {request: place for place, request in enumerate(self._place)}

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from cbatch import BlockHash, Request, View
@@ -56,14 +56,21 @@ class FewestUncached(KeptOrder):
         super().__init__()
         self._queue = WaitingQueue(num_uncached)
         self._watchers: defaultdict[BlockHash, set[Request]] = defaultdict(set)
+        self._watched: dict[Request, Sequence[BlockHash]] = {}
 
     def discard(self, requests: Iterable[Request]) -> None:
         for request in requests:
             self._queue.discard(request)
+            for block_hash in self._watched.pop(request, ()):
+                self._watchers[block_hash].discard(request)
+                if not self._watchers[block_hash]:
+                    del self._watchers[block_hash]
 
     def _place(self, request: Request, view: View) -> None:
+        self.discard([request])
         number = request.num_computed // view.kv.block_size
-        for block_hash in view.kv.block_hashes(request, number + 1)[max(number - 1, 0) :]:
+        self._watched[request] = view.kv.block_hashes(request, number + 1)[max(number - 1, 0) :]
+        for block_hash in self._watched[request]:
             self._watchers[block_hash].add(request)
         self._queue.push(request)
 

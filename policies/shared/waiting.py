@@ -89,12 +89,16 @@ class RankedPrompts(SarathiServe):
         self._queue = WaitingQueue(key)
 
     def on_arrival(self, request: Request) -> None:
-        self._queue.push(request)
+        self.expect([request])
 
     def plan(self, view: View) -> Plan:
         plan = super().plan(view)
-        self._queue.push(*plan.preempt)
+        self.expect(plan.preempt)
         return plan
+
+    def expect(self, requests: Iterable[Request]) -> None:
+        """Ranks requests that begin to wait."""
+        self._queue.push(*requests)
 
     def prompts(self, view: View) -> Iterable[Request]:
         return chain(view.prefilling, self._queue.in_order(view))
