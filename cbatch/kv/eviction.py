@@ -52,7 +52,7 @@ class Eviction:
         return True
 
     def on_submit(self, request: Request, hashes: Sequence[BlockHash]) -> None:
-        """Called when a request will arrive. hashes: of its prompt's full blocks; it finds at most blocks before its last token."""
+        """Called when a request will arrive, perhaps from another replica. hashes: of its prompt's full blocks; it finds at most blocks before its last token."""
 
     def on_admit(self, request: Request, hashes: Sequence[BlockHash], now: float) -> None:
         """Called when a request is admitted, perhaps again. hashes: the hashes of the blocks that it found."""
