@@ -10,6 +10,7 @@ import pandas as pd
 from cbatch import ConfigError
 from cbatch.described import class_name
 from experiments.report.headings import OFFERED, heading_of
+from experiments.settings.settings import GROUPS
 
 FUTURE = " (reads the future)"
 
@@ -59,7 +60,7 @@ _SETTINGS = {
 def axis_of(key: str) -> Axis:
     """Returns the axis of one setting."""
     named = (axis._replace(keys=(key,)) for axis in AXES.values() if key in axis.keys and key not in _RATES)
-    return next(named, Axis(_SETTINGS.get(key, key), (key,), "1,2,4"))
+    return next(named, Axis(_SETTINGS.get(key, key), (key,), "NAME,NAME" if key in GROUPS else "1,2,4"))
 
 
 def check_swept(runs: pd.DataFrame, folder: Path, name: str, axis: Axis) -> None:

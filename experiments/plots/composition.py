@@ -50,9 +50,9 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
     if steps.empty:
         raise ConfigError(f"{run['folder']}: the run has no iterations to draw; choose another run")
     known = range(int(run["backend.replicas"])) if REPLICA in steps else range(0)
-    if unknown := {*replicas} - {*known}:
+    if unknown := {*replicas} - {*range(max(len(known), 1))}:
         raise ConfigError(f"replicas={min(unknown)}: no such replica; the run has {max(len(known), 1)}, counted from 0")
-    chosen = replicas or known[:_MOST_REPLICAS]
+    chosen = known and (replicas or known[:_MOST_REPLICAS])
     parts = [(steps[steps[REPLICA] == i], served[served[REPLICA] == i]) for i in chosen] or [(steps, served)]
     about = run["summary"]["about"]
     pools = [f" ({name})" for name, pool in about.get("pools", {}).items() for _ in range(pool["replicas"])]

@@ -45,6 +45,8 @@ def test_bars_have_the_heights_and_intervals_of_the_results(tmp_path: Path) -> N
     assert panel.get_ylim()[0] == 0 and panel.get_yscale() == "linear"
     with pytest.raises(ConfigError, match="baseline=orca: x=policy compares policies; leave one of them out"):
         curves.draw(tmp_path, x="policy", y=(SPEED,), baseline="orca")
+    with pytest.raises(ConfigError, match="several values of policy; sweep it with -m policy=NAME,NAME"):
+        curves.draw(tmp_path, Look(runs="orca"), x="policy", y=(SPEED,))
 
 
 def test_one_bar_alone_stands_at_its_name_and_may_be_renamed(tmp_path: Path) -> None:

@@ -63,6 +63,12 @@ def test_seeds_are_pooled_with_a_band_of_the_single_runs(tmp_path: Path, capsys:
 # -- one run over time ------------------------------------------------------------------------------------------------
 
 
+def test_the_only_replica_is_number_0(folder: Path) -> None:
+    assert len(composition.draw(folder, replicas=(0,)).axes) == len(composition.draw(folder).axes)
+    with pytest.raises(ConfigError, match="replicas=1: no such replica; the run has 1, counted from 0"):
+        composition.draw(folder, replicas=(0, 1))
+
+
 def test_composition_of_iterations_over_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, requests, memory = composition.draw(folder).axes
     started = [1.25, 3.5, 6.0, 8.5, 11.5]
