@@ -37,6 +37,13 @@ def test_the_name_of_an_axis_breaks_between_words(key: str) -> None:
     assert wrap(heading.axis, 30).split() == words and len(words) > 1
 
 
+def test_what_a_policy_spends_is_neither_better_nor_worse() -> None:
+    """More bytes for the same work raise MBU, slower work lowers power, and more drafts lower one figure of drafts and raise the other."""
+    spent = ("mfu.run", "mbu.run", "mbu.decode", "energy.watts", "drafts.accepted_share", "drafts.acceptance_length")
+    assert {heading_of(key).better for key in spent} == {""}
+    assert {heading_of(f"energy.{key}").better for key in ("joules", "joules_per_token")} == {"lower"}
+
+
 def test_lines_leave_out_what_all_lines_of_a_policy_share(tmp_path: Path) -> None:
     chunking = "chunking=fixed(chunk=2048, tile=1)"
     texts = [f"serve({chunking})", f"serve({chunking}, drafting=table([[1,32,7],[33,64,4]]))", "joint(tbt=1)", "orca"]

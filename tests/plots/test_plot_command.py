@@ -72,6 +72,7 @@ def test_every_plot_takes_its_looks(
         main(["table", str(folder), f"output={tmp_path}"]) == 0
         and "offered" in (tmp_path / "rates,table.md").read_text()
     )
+    assert main(["table", str(folder), f"output={tmp_path}/new/"]) == 0 and [*(tmp_path / "new").glob("rates,table.md")]
     look = Look({"prefill_first": "_$1"}, size=(3.5, 2.0), title="My $x$", notes=False)
     figure = curves.latency_vs_rate(folder, look)
     [legend] = figure.legends
