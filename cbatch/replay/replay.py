@@ -261,7 +261,9 @@ class _Replay(Hooked):
         for id_, number in drafts.items():
             request, rejected = self._requests[id_], number - accepted[id_]
             request.total -= rejected
-            request.computed = max(request.computed - rejected, 0)  # 0 after a preemption
+            request.computed = max(request.computed - rejected, 0)
+            if not request.computed and accepted[id_]:  # preempted in flight
+                request.lose_accepted(accepted[id_], request.known + accepted[id_])
             request.ready = request.total - request.computed
         going_on = {id_: (number, accepted[id_]) for id_, number in drafts.items() if id_ in event.received}
         for id_ in going_on.keys() & {*event.stopped}:
