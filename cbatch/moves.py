@@ -192,7 +192,7 @@ def show(state: State, loading: Loading, now: float) -> None:
 def adopt(state: State, request: Request) -> None:
     """Makes a moved request wait here, with a row that continues its output."""
     assert state.cache is not None, "the receiver of a move has a prefix cache"
-    table, request._prefix = state.table, None  # instead of the sender's
+    table = state.table
     state.cache.expect([request])
     row = table.admit(spec_of(request), request._prefix and request._prefix.prompt)
     state.fit_pool()

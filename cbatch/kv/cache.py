@@ -69,9 +69,9 @@ class PrefixCache:
         raise WorkloadError(f"request {spec.id}: {problem}; {remedy}")
 
     def expect(self, requests: Iterable[Request]) -> None:
-        """Prepares the lookup of requests that arrive or will arrive; skips prepared requests."""
+        """Prepares the lookup of requests that arrive or will arrive; skips those that it has prepared."""
         for request in requests:
-            if request._prefix is None:
+            if request._prefix is None or request._prefix.pool is not self.pool:
                 request._prefix = prefix = Prefix(request, self.pool, self._table)
                 if self._looks_ahead:
                     number = request.num_prompt_tokens // self.pool.block_size

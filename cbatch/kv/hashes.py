@@ -53,12 +53,12 @@ class Prefix:
     """
 
     def __init__(self, request: Request, pool: PrefixPool, table: RequestTable) -> None:
-        self._request, self._pool, self._table = request, pool, table
+        self._request, self.pool, self._table = request, pool, table
         size, spec = pool.block_size, spec_of(request)
         self.prompt: NDArray[np.int32] | None
         self._hashes: list[BlockHash]
         earlier: Prefix | None = request._prefix
-        if earlier is not None and earlier._pool.block_size == size:
+        if earlier is not None and earlier.pool.block_size == size:
             self.prompt, self._hashes = earlier.prompt, [*earlier._hashes]
         else:
             self.prompt = None if request.prompt is None else np.asarray(request.prompt, np.int32)
@@ -73,12 +73,12 @@ class Prefix:
     @property
     def num_cached(self) -> int:
         """Tokens that the cache holds of a waiting request: whole blocks, and at least one token less than all."""
-        return self.num_found * self._pool.block_size
+        return self.num_found * self.pool.block_size
 
     @property
     def num_found(self) -> int:
         """Leading blocks that the cache holds. Hashes are closed (`PrefixPool`): a lookup bisects from where the latest one ended."""
-        pool, now = self._pool, (self._pool.version, self._request.num_known)
+        pool, now = self.pool, (self.pool.version, self._request.num_known)
         if self._seen != now:
             least, most, limit, step = self._num_found, self._num_found, (now[1] - 1) // pool.block_size, 1
             if least and self._hashes[least - 1] not in pool:
@@ -95,14 +95,14 @@ class Prefix:
         """Returns at least the hashes of the first blocks, whose tokens are known; not to be changed."""
         hashes = self._hashes
         if len(hashes) < num_blocks:
-            assert num_blocks * self._pool.block_size <= self._request.num_known, "only a full block has a hash"
+            assert num_blocks * self.pool.block_size <= self._request.num_known, "only a full block has a hash"
         while len(hashes) < num_blocks:
             hashes += self._next_hashes(num_blocks, hashes[-1] if hashes else spec_of(self._request).salt.encode())
         return hashes
 
     def _next_hashes(self, num_blocks: int, before: BlockHash) -> Sequence[BlockHash]:
         """Returns the next hashes: as many as are made at once."""
-        index, size = len(self._hashes), self._pool.block_size
+        index, size = len(self._hashes), self.pool.block_size
         place, tokens = slice(index * size, num_blocks * size), None
         if self.prompt is not None and (self._table.tokens is None or place.start + size <= len(self.prompt)):
             if self._table.tokens is not None:
@@ -126,7 +126,7 @@ class Prefix:
 
     def _hashes_of_text(self, index: int, num_blocks: int, before: BlockHash) -> Sequence[BlockHash]:
         """Returns the hash of one block that spans several texts, or the hashes of consecutive blocks of one text."""
-        size, texts = self._pool.block_size, self._texts
+        size, texts = self.pool.block_size, self._texts
         first = bisect_right(texts, index * size, key=itemgetter(1)) - 1
         end = bisect_left(texts, (index + 1) * size, key=itemgetter(1))
         if end - first > 1:
