@@ -26,10 +26,9 @@ class Trail(SarathiServe):
     def __init__(self, chunking: ChunkSelector, predictor: Predictor, c: float = 0.8, margin: float = 0.0) -> None:
         """margin: tokens by which a victim's predicted remaining output must exceed the newcomer's."""
         super().__init__(chunking)
-        if not c >= 0 or not margin >= 0:
-            raise ConfigError(
-                f"policy: need {c=}, a share of the first prediction, and {margin=} in tokens, at least 0"
-            )
+        for name, value, unit in (("c", c, "a share of the first prediction"), ("margin", margin, "tokens")):
+            if not value >= 0:
+                raise ConfigError(f"policy.{name}={value}: give {unit}, at least 0")
         self.predictor, self.c, self.margin = predictor, c, margin
         self._first: dict[Request, float] = {}  # prediction at arrival
         self._queue = WaitingQueue(predictor.remaining)
