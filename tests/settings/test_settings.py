@@ -103,7 +103,6 @@ def test_a_whole_number_may_be_written_as_a_float(given: str, text: str) -> None
         ("too_long=clip max_length=900", [(10, 5), (80, 20), (97, 3), (60, 30)]),
         ("too_long=drop max_new_tokens=40", [(10, 40), (60, 40)]),
         ("too_long=clip max_new_tokens=50", [(10, 50), (50, 50), (50, 50), (50, 50)]),
-        ("too_long=error", [(10, 5), (90, 20), (200, 3), (60, 30)]),  # the engine raises
     ],
 )
 def test_too_long_sees_the_models_positions_and_the_limit_of_outputs(
