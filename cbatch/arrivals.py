@@ -82,17 +82,24 @@ class Departures:
 
     def __init__(self) -> None:
         self.next_at = inf
-        self._by_time: SortedKeyList[Request, float] = SortedKeyList(key=leaves_at)
+        self._times: dict[Request, float] = {}
+        self._by_time: SortedKeyList[Request, float] = SortedKeyList(key=self._times.__getitem__)
 
-    def arrived(self, request: Request) -> None:
-        if leaves_at(request) < inf:
+    def arrived(self, request: Request, now: float = 0.0) -> None:
+        """now: seconds. A client that has left before counts from now: another engine may have just given the request a token."""
+        if (at := max(leaves_at(request), now)) < inf:
+            self._times[request] = at
             self._by_time.add(request)
-            self.next_at = leaves_at(self._by_time[0])
+            self._note_next()
 
     def ended(self, request: Request) -> None:
-        if leaves_at(request) < inf:
-            self._by_time.discard(request)
-            self.next_at = leaves_at(self._by_time[0]) if self._by_time else inf
+        if request in self._times:
+            self._by_time.remove(request)
+            del self._times[request]
+            self._note_next()
+
+    def _note_next(self) -> None:
+        self.next_at = self._times[self._by_time[0]] if self._by_time else inf
 
     def due(self, now: float) -> list[Request]:
         """Returns the requests whose clients have left by now."""

@@ -81,7 +81,7 @@ class Engine(Turns):
         """Takes over a request from another engine: see `Inbox`."""
         self.arrivals.num_unfinished += 1
         self.inbox.offered.append((request, moved))
-        self._waiting.departures.arrived(request)
+        self._waiting.departures.arrived(request, now)
         self.poke(now)
 
     def refuse(self, request: Request, reason: FinishReason, now: float, why: str = "") -> None:

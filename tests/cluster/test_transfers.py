@@ -214,6 +214,15 @@ def test_a_full_decoder_stops_the_prefiller_or_loses_leases(lease: float, lost: 
     assert cluster.record.requests == sorted(requests, key=lambda request: (request.finished_at, request.id))
 
 
+@pytest.mark.parametrize("push", [False, True])
+def test_a_client_that_leaves_during_the_prefill_leaves_after_its_token(push: bool) -> None:
+    """The client leaves at 0.5 s; the token comes at 1 s and cannot be recalled; the decoder, whose clock is still at 0, ends the request then."""
+    request = Request(0, 8, 3, timeout=0.5)
+    serve([replica(), replica()], [request], Moves(1, Affine(0.25, 0.125), push))
+    assert (request.finish_reason, request.num_output_tokens) == (FinishReason.CANCELLED, 1)
+    assert (request.last_token_at, request.finished_at) == (1, 1)
+
+
 def test_events_look_at_links_with_news_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transfer of one in 64 links costs at most 1.5 times as many looks at links as one in a single link."""
     asked: list[Link] = []
@@ -326,6 +335,7 @@ def random_run(seed: int) -> Cluster:
     assert len(whole) + sum(request.finish_reason is FinishReason.CANCELLED for request in requests) == len(requests)
     ids = cluster.record.tokens()[0].tolist()
     assert all(ids.count(request.id) == request.num_output_tokens for request in requests)
+    assert all((request.last_token_at or 0.0) <= request.finished_at for request in requests)
     assert all(transfer.ended >= transfer.started + link.at(0) for transfer in cluster.record.transfers)
     prefillers = [number for number, role in enumerate(roles) if role is Role.PREFILL]
     assert all(request.num_output_tokens <= 1 for request in requests if cluster.replica_of[request.id] in prefillers)
