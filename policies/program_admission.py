@@ -56,8 +56,9 @@ class ProgramAdmission(SarathiServe):
             if request.turn:
                 self._found, self._asked = self._found + request.num_computed, self._asked + request.num_prompt_tokens
         for request in plan.preempt:
-            self._preempted = True
-            self.programs.of(request).waiting[request] = None
+            self._preempted, program = True, self.programs.of(request)
+            program.waiting[request] = None
+            self.programs.note(program, 0, program.tokens)
         plan.wake_at = self._next
         return plan
 
