@@ -58,7 +58,7 @@ class VTC(WholePrompts):
 
     def plan(self, view: View) -> Plan:
         for request in view.running:
-            self._charge_output(request, max(request.num_new_tokens - (not self.charge_first), self._paid[request]))
+            self._charge_output(request, max(self._counted(request.num_new_tokens), self._paid[request]))
         plan, self.steady = view.plan(), self._exact and not view.waiting
         # new requests enter the queue once the tokens generated before their arrival are charged
         for request in filter(view.is_waiting, self._arrived):
@@ -80,8 +80,12 @@ class VTC(WholePrompts):
         self._clients.discard(request)
         if request in self._paid:  # it was admitted
             self.predictor.observe(request)
-            self._charge_output(request, request.num_output_tokens - (not self.charge_first))
+            self._charge_output(request, self._counted(request.num_output_tokens))
             del self._paid[request]
+
+    def _counted(self, tokens: int) -> int:
+        """Returns how many of a request's output tokens are charged."""
+        return tokens if self.charge_first else max(tokens - 1, 0)
 
     def _charge_output(self, request: Request, tokens: float) -> None:
         """Charges the uncharged part of this many output tokens; refunds tokens that were predicted but not generated."""

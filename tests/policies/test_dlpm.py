@@ -5,9 +5,10 @@ from random import Random
 from typing import Any
 
 import pytest
+from schedules import make_engine
 from unit_machine import golden
 
-from cbatch import Request, View
+from cbatch import Limits, Request, View
 from policies.chunking import Fixed
 from policies.dlpm import DLPM
 from policies.evictions import LRU
@@ -36,6 +37,17 @@ def test_deficits_put_a_match_behind_another_client() -> None:
         "F2 computes one of four tokens"
     )
     assert (ran["dlpm"].schedule, ran["lpm"].schedule) == ("F14 | G14 | F21", "F14 | F21 | G14")
+
+
+@pytest.mark.parametrize("charge_first", [True, False])
+def test_a_client_that_leaves_before_its_first_token_keeps_its_charge(charge_first: bool) -> None:
+    """The prompt's 4 tokens; the first output token is in flight."""
+    policy = VTC(Predictor(), charge_first=charge_first)
+    engine = make_engine(policy, Limits(8, 100, 100), asynchronous=True)
+    engine.submit([request := Request(0, 4, 9, client="f")])
+    engine.step()
+    engine.cancel(request)
+    assert (request.num_output_tokens, policy.counters) == (0, {"f": 4})
 
 
 def test_a_refill_gives_every_client_in_debt_a_quantum() -> None:
