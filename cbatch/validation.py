@@ -22,7 +22,7 @@ from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError, with_config
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, SchemaValidator, core_schema
 from typing_extensions import TypeAliasType, TypedDict
 
 from cbatch.errors import CbatchError, ConfigError
@@ -108,7 +108,7 @@ def parse(kind: Any, text: str, key: str) -> Any:
     if get_origin(kind) is tuple:
         return tuple(parse(get_args(kind)[0], part, key) for part in text.split(","))
     try:
-        return _reader(kind).validate_strings(text, strict=True)
+        return _text_reader(kind).validate_strings(text, strict=True)
     except ValidationError as refusal:
         raise ConfigError(one_line(refusal, key)) from None
 
@@ -142,6 +142,7 @@ def shorten(value: object) -> str:
 
 
 _hints: Any = cache(get_type_hints)
+_GIVE = partial(core_schema.custom_error_schema, custom_error_type="give")
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:
@@ -150,7 +151,32 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(alias, config=ConfigDict(extra="forbid"))
 
 
-_reader: Any = cache(_adapter)
+def _exact_reader(kind: Any) -> SchemaValidator:
+    """Returns a validator for values of a file or configuration, whose numbers are not text, true or false."""
+    return SchemaValidator(_exact(_adapter(kind).core_schema))
+
+
+def _exact(schema: Any) -> Any:
+    """Returns a schema of pydantic with exact types of numbers, where it says nothing about that."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(map(_exact, schema))
+    if not isinstance(schema, dict):
+        return schema
+    strict = {**schema, "strict": True}
+    match schema:
+        case {"strict": _}:
+            return schema
+        case {"type": "float"}:
+            return _GIVE(strict, custom_error_message="give a number")
+        case {"type": "int"}:
+            from_float = core_schema.chain_schema([core_schema.float_schema(strict=True), schema])
+            either = core_schema.union_schema([strict, from_float])
+            return _GIVE(either, custom_error_message="give a whole number")
+    return {key: part if key in ("metadata", "default") else _exact(part) for key, part in schema.items()}
+
+
+_text_reader: Any = cache(_adapter)
+_reader: Any = cache(_exact_reader)
 
 
 @cache

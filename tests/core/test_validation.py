@@ -72,6 +72,8 @@ class File:
     part: Part
     more: Part | None = None
     others: dict[str, Part] = field(default_factory=dict)
+    seconds: float | None = 1.0
+    counts: tuple[int, ...] = ()
 
 
 @pytest.mark.parametrize(
@@ -80,6 +82,10 @@ class File:
         (3, "Input should be a dictionary"),
         ({}, "part: is missing; give part=..."),
         ({"part": 3}, "part=3: give part={size: ..., seconds: ...}"),
+        ({"part": {"size": 1}, "seconds": True}, "seconds=True: give a number"),
+        ({"part": {"size": 1}, "seconds": "2"}, "seconds=2: give a number"),
+        ({"part": {"size": 1}, "counts": [1, True]}, "counts[1]=True: give a whole number"),
+        ({"part": {"size": 1}, "counts": [2.5]}, "counts[0]=2.5: give a whole number"),
         ({"part": {}}, "part.size: is missing; give part.size=..."),
         ({"part": {"size": 0}}, "part.size=0: give a whole number, at least 1"),
         ({"part": {"sise": 1}}, "part.sise: is not supported; did you mean size? otherwise leave it out"),
