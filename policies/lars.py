@@ -43,13 +43,15 @@ class LARS(Described):
                 continue
             share = 1 - min(max(self.slack(request, view), 0.0), 1.0) if is_long else 1.0
             tokens = largest_chunk(request, shape, share * self.target, view.cost)
+            if is_long and not tokens:
+                continue  # it yields the whole iteration
             if not (granted := plan.add(request, tokens, reserve=request.num_tokens)):
                 blocked = True  # the first request without room blocks the other waiting requests
                 continue
             shape = shape._replace(chunks=(*shape.chunks, (granted, request.num_computed)))
             long_taken |= is_long
         for request in prompts:
-            if not plan.num_requests:  # the target is too short for any chunk
+            if not plan.num_requests:  # all long prompts yield, or the target is too short for any chunk
                 plan.add(request, view.limits.tile, reserve=request.num_tokens)
         for request in plan.plan.requests[shape.num_decodes :]:
             self._waiting.discard(request)
