@@ -23,6 +23,7 @@ class Inbox:
     launched from now on wait for the copy: then the request is admitted at once.
     drop: ends the lease of a request whose client has left. on_kept: called with a wanted request once its blocks are kept. on_left: called
     in place of this if its client has left before (`RequestSpec.timeout`); None: somebody else sees to that.
+    on_gave_way: called with the time when a lease of this engine's blocks has ended before it was read: this and other engines are to look again.
     """
 
     def __init__(self) -> None:
@@ -33,16 +34,21 @@ class Inbox:
         self.copied: deque[int] = deque()
         self._freed: list[Loading] = []
         self._ahead = set[int]()  # ids of requests that are here before their copies have ended
-        self._gave_way = False  # a lease of the engine's own has just ended
         self.accepts: Callable[[Room], bool] = has_room
         self.read: Callable[[Loading, Moved, float], object] = lambda loading, moved, now: None
         self.drop: Callable[[Request, Moved], object] = _end_lease
         self.on_kept: Callable[[Request, float], object] = lambda request, now: None
+        self.on_gave_way: Callable[[float], object] = lambda now: None
         self.on_left: Callable[[Request], object] | None = None
 
     @property
     def is_empty(self) -> bool:
         return not (self.offered or self.wanted or self.kept or self.loading)
+
+    @property
+    def awaits_room(self) -> bool:
+        """Whether a request waits for blocks, for which each turn looks: those set aside for running requests become fewer with each token."""
+        return bool(self.offered or self.wanted)
 
     def take(self, state: State, now: float) -> list[Request]:
         """Returns the requests that now wait in an engine, and reserves blocks for others."""
@@ -54,7 +60,6 @@ class Inbox:
             if not began:
                 adopt(state, request)
                 came.append(request)
-        self._gave_way = len(self.offered) > 0 and give_way(state, len(self.offered[0][1].blocks))
         for request in [each for each in self.wanted if self.on_left and leaves_at(each) <= now]:
             self.turn_away(request.id)
         while self.wanted:
@@ -105,6 +110,11 @@ class Inbox:
                 came.append(loading.request)
         return came
 
+    def give_way(self, state: State, now: float) -> None:
+        """Called when the engine plans nothing: ends a lease if leases alone leave no room for what is offered."""
+        if self.offered and give_way(state):
+            self.on_gave_way(now)
+
     def withdraw(self, request: Request) -> bool:
         """Drops a request whose client has left, if it is here. Blocks that are being copied stay taken until the copy has ended."""
         for place, (offered, moved) in enumerate(self.offered):
@@ -118,9 +128,7 @@ class Inbox:
 
     @property
     def next_at(self) -> float:
-        """Returns when to look again: when the client of a wanted request leaves, or at once."""
-        if self._gave_way:
-            return -inf
+        """Returns when to look again: when the client of a wanted request leaves."""
         return min(map(leaves_at, self.wanted), default=inf) if self.on_left else inf
 
     def turn_away(self, id_: int) -> None:

@@ -87,6 +87,7 @@ def give(state: State, request: Request, in_flight: Iterable[Step], now: float, 
     blocks = state.pool.tables[row, : written // state.pool.block_size].copy()
     prefix, (left, lease) = request._prefix, (state.close(request), None)
     if left is not None and len(blocks):
+        state.free_blocks(left, len(blocks))
         state.leases.append(lease := Lease(left, until))
     elif left is not None:
         state.free_row(left)
@@ -132,14 +133,14 @@ def end_leases(state: State, now: float) -> float:
     return min((lease.next_at for lease in held), default=inf)
 
 
-def give_way(state: State, num_blocks: int) -> bool:
-    """Ends the youngest lease that nobody reads, if leases alone keep an engine from taking a request's blocks; returns whether it did.
+def give_way(state: State) -> bool:
+    """Ends the youngest lease that nobody reads, if leases alone hold blocks of an engine that plans nothing; returns whether it did.
 
-    Otherwise two engines could wait for each other. The receiver of the lease computes its blocks.
+    Otherwise engines could wait for each other. The receiver of the lease computes its blocks.
     """
     pool, leases = state.pool, state.leases
     held = sum(pool.held_by(lease.row) for lease in leases)
-    return pool.num_free < num_blocks and pool.num_used <= held and any(lease.revoke() for lease in reversed(leases))
+    return pool.num_used <= held and any(lease.revoke() for lease in reversed(leases))
 
 
 def reserve(

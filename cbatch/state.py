@@ -286,13 +286,17 @@ class State(Queues):
 
     def free_row(self, row: int) -> None:
         """Frees a row and its blocks, once no iteration in flight uses them."""
+        self.free_blocks(row)
         last = self.table.scheduled_at.item(row)
         if last < self.num_ended:
-            self.pool.release(row, None)
             self.table.free(row)
         else:
-            self.pool.release(row, last)
             self._leaving_rows.setdefault(last, []).append(row)
+
+    def free_blocks(self, row: int, keep: int = 0) -> None:
+        """Frees the blocks of a row after the first `keep`, once no iteration in flight uses them."""
+        last = self.table.scheduled_at.item(row)
+        self.pool.release(row, None if last < self.num_ended else last, keep)
 
     def leave(self, request: Request) -> None:
         self.latest = None

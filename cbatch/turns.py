@@ -42,8 +42,7 @@ from cbatch.waiting import Waiting
 class Turns:
     """Takes turns with one policy on one executor. Knows nothing of loops.
 
-    arrivals: the requests to serve; an engine's own. leaps: whether a turn may be a leap over many.
-    on_arrival: the policy's hook, which a recorder may wrap.
+    arrivals: the requests to serve; an engine's own. leaps: whether a turn may be a leap over many. on_arrival: the policy's hook, which a recorder may wrap.
     inbox: requests that other engines hand to this one. on_leave: called with a request that another engine continues (`State.hands_over`). on_launch: with each step that begins. on_absorbed: with each ended one.
     """
 
@@ -115,7 +114,7 @@ class Turns:
         waiting = self._waiting
         if waiting.asleep:
             waiting.sleep_until(waiting.next_at())
-        if not (self._may_leap and self.leaps) or waiting.arrived or not self._leap(until):
+        if not (self._may_leap and self.leaps) or waiting.arrived or self.inbox.awaits_room or not self._leap(until):
             self._step(until)
             if self.observer is not None:
                 self.observer.changed(self.executor.now(), self.state.pool.num_used)
@@ -258,7 +257,7 @@ class Turns:
                 self._arrive(request, now)
         for request in departures.due(now) if departures.next_at <= now else ():
             self.cancel(request)
-        if waiting.poked_at <= now or self.inbox.offered or self.inbox.wanted:
+        if waiting.poked_at <= now or self.inbox.awaits_room:
             waiting.poked_at = end_leases(self.state, now)
             for request in self.inbox.take(self.state, now):
                 self._call(self.on_arrival, request)
@@ -276,6 +275,7 @@ class Turns:
     def _idle(self, plan: Plan) -> None:
         """Falls asleep until an arrival, a departure or the plan's `wake_at`: nothing is in flight and the plan is empty."""
         now, wake_at, self._empty_plan = self.view.now, inf, plan
+        self.inbox.give_way(self.state, now)
         if plan.wake_at is not None and plan.wake_at > now and (self.state.waiting or self.state.running):
             self._stall_watch.note_empty_plan()
             self._stall_watch.check(now, self.view, self._where)

@@ -77,6 +77,7 @@ class LiveTransfers:
         for replica, engine in enumerate(engines):
             engine.state.hands_over = partial(self._hands_over, replica)
             engine.on_leave = partial(self._leave, replica)
+            engine.inbox.on_gave_way = self._look_again
             engine.inbox.read = partial(self._read, replica)
             engine.inbox.drop = self._drop_unread
             if moves.push:
@@ -137,6 +138,11 @@ class LiveTransfers:
 
     def _leave(self, replica: int, request: Request) -> None:
         self._threads.tell(Prefilled(request, replica, self._engines[replica].give(request, self._moves.lease)))
+
+    def _look_again(self, now: float) -> None:
+        """Wakes the replicas: a lease of a request that waits for room may be over."""
+        for replica, engine in enumerate(self._engines):
+            self._threads.post(replica, partial(engine.poke, 0.0))
 
     def _want(self, decoder: int, request: Request) -> None:
         self._engines[decoder].inbox.wanted.append(request)

@@ -92,6 +92,7 @@ class Transfers:
         for replica, engine in enumerate(engines):
             engine.state.hands_over = partial(self._hands_over, replica)
             engine.on_leave = partial(self._leave, replica)
+            engine.inbox.on_gave_way = self._look_again
             engine.inbox.read = partial(self._read, replica)
             engine.inbox.drop = partial(self._drop, replica)
             engine.inbox.on_kept = self._on_kept
@@ -255,6 +256,12 @@ class Transfers:
         self._engines[transfer.receiver].inbox.copied.append(id_)
         for replica in (transfer.sender, transfer.receiver):
             self._poke(replica, now)
+
+    def _look_again(self, now: float) -> None:
+        """Wakes the replicas with requests that wait for room: a lease of one of these may be over."""
+        for replica, engine in enumerate(self._engines):
+            if engine.inbox.offered:
+                self._poke(replica, now)
 
     def _poke(self, replica: int, now: float) -> None:
         self._engines[replica].poke(now)

@@ -121,16 +121,15 @@ class BlockPool:
                 self.tables[row, begin : begin + number - 1] = blocks[first : (first := first + number - 1)]
         self.room[rows] += np.array(num_blocks) * self.block_size
 
-    def release(self, row: int, after: int | None) -> None:
-        """Releases a row's blocks: at once, or after the end of an iteration in flight that still uses them."""
-        held = self.held_by(row)
-        blocks = self.tables[row, :held].copy()
-        self.room[row] = 0
+    def release(self, row: int, after: int | None, keep: int = 0) -> None:
+        """Releases a row's blocks: at once, or after the end of an iteration in flight that still uses them. keep: leading blocks that stay."""
+        blocks = self.tables[row, keep : self.held_by(row)].copy()
+        self.room[row] = keep * self.block_size
         if after is None:
             self._give(blocks)
         else:
             self._retiring.setdefault(after, []).append(blocks)
-            self.num_retiring += held
+            self.num_retiring += len(blocks)
 
     def retire(self, iteration: int) -> None:
         """Frees the blocks that only this ended iteration still used."""
@@ -169,9 +168,9 @@ class CountingPool(BlockPool):
         for row, number in zip(rows.tolist(), num_blocks, strict=True):
             self.extend(row, number)
 
-    def release(self, row: int, after: int | None) -> None:
-        held = self.held_by(row)
-        self.room[row] = 0
+    def release(self, row: int, after: int | None, keep: int = 0) -> None:
+        held = self.held_by(row) - keep
+        self.room[row] = keep * self.block_size
         if after is None:
             self.num_free += held
         else:

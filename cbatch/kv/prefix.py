@@ -153,9 +153,10 @@ class PrefixPool(SharingPool):
         """Stores the tokens of the request that is about to release a row, for `CachedBlock.holder_tokens`."""
         self._holder_tokens[self.tables[row, : self.held_by(row)]] = num_tokens
 
-    def release(self, row: int, after: int | None) -> None:
-        blocks = self.tables[row, : self.held_by(row)].copy()
-        self.room[row] = self.num_hashed[row] = 0
+    def release(self, row: int, after: int | None, keep: int = 0) -> None:
+        blocks = self.tables[row, keep : self.held_by(row)].copy()
+        self.room[row] = keep * self.block_size
+        self.num_hashed[row] = min(self.num_hashed[row], keep)
         self.live[blocks] -= 1
         last = int(np.count_nonzero(self.live[blocks] == 0))
         self.num_retiring += last

@@ -175,6 +175,64 @@ def test_replicas_that_hold_computed_blocks_for_each_other_give_way(lease: float
     assert [(each.finished_at, each.num_recomputed_tokens) for each in requests] == [(4, 40), (4, 0), (8, 40), (8, 0)]
 
 
+class Reserves:
+    """Decodes, and whole prompts with all blocks that they may need."""
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        plan.add_decodes()
+        for request in view.waiting[:]:
+            if not plan.add(request, whole=True, reserve=request.max_tokens):
+                break
+        return plan.build()
+
+
+class Around(Across):
+    """As `Across`, of three replicas."""
+
+    def choose(self, request: Request, view: ClusterView) -> Route:
+        return Route(request.id % 3, (request.id + 1) % 3)
+
+
+@pytest.mark.parametrize(("number", "router"), [(2, Across), (3, Around)])
+def test_replicas_give_way_also_to_requests_that_wait_there(number: int, router: type[Across]) -> None:
+    """Each of 64 blocks holds 30 for the next, and has 34 for two requests: one that waits needs 40; the one that comes needs 30, and 14 for both to grow.
+
+    Iterations take a second. At 1 s all plan nothing; the first gives its blocks up.
+    """
+    requests = [Request(id_, 30, 10) for id_ in range(2 * number)]
+    engines = [replica(num_blocks=64, policy=Reserves()) for _ in range(number)]
+    serve(engines, requests, Moves(1, FREE), BOTH[:1] * number, router())
+    assert all(each.finish_reason is FinishReason.LENGTH for each in requests)
+    assert [each.num_moves for each in requests] == [1] * len(requests)
+
+
+class SteadyReserves(Reserves):
+    steady = True
+
+
+@pytest.mark.parametrize("leaps", [True, False])
+def test_a_request_that_awaits_room_is_looked_at_in_each_turn(leaps: bool) -> None:
+    """The first has 30 of 60 blocks, all reserved. The second takes 8, and may grow by 9: it comes once the first lacks at most 13 of 20 outputs.
+
+    That is at 7 s, with its output number 7, one each second; the copy takes no time, and the next turn admits the second, whose output 2 comes at 9 s.
+    """
+    requests = [Request(0, 10, 20), Request(1, 8, 10, arrival_time=1.0)]
+    engines = [replica(), replica(num_blocks=60, policy=SteadyReserves())]
+    for engine in engines:
+        engine.leaps = leaps
+    serve(engines, requests, Moves(1, FREE))
+    assert [(each.first_token_at, each.finished_at) for each in requests] == [(1, 20), (2, 17)]
+
+
+def test_a_sender_keeps_the_blocks_that_are_sent_alone() -> None:
+    """The first prompt reserves 58 of 64 blocks. Once it is computed 28 are being sent, and the other 36 are what the second reserves."""
+    requests = [Request(0, 28, 30), Request(1, 28, 8)]
+    engines = [replica(num_blocks=64, policy=Reserves()), replica(num_blocks=100)]
+    serve(engines, requests, Moves(1, Affine(100.0, 0.0)))
+    assert [each.first_token_at for each in requests] == [1, 2], "the first is being sent until 101 s"
+
+
 class NeverDecodes:
     def plan(self, view: View) -> Plan:
         plan = view.plan()
