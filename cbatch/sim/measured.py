@@ -263,10 +263,10 @@ class MeasuredModel:
         sizes: dict[str, Any] = {size: self.shape[size] for size in self.shape.keys() - {"dtype_bytes"}}
         known, tables = replace(spec, family="llama", **sizes), self.measured(spec, tensor_parallel)[0]
         linear, scores = spec.layer_weights / known.layer_weights, flops_per_score(spec) / flops_per_score(known)
-        width, rows = spec.hidden_size / known.hidden_size, spec.num_layers / known.num_layers
+        width = spec.hidden_size / known.hidden_size
         head = width * spec.vocab_size / known.vocab_size
         kv = spec.num_kv_heads * spec.head_dim / (known.num_kv_heads * known.head_dim)
-        fit = tables.scaled(linear=linear, head=head, chunks=scores, decodes=kv, mixed_decodes=kv, captured_rows=rows)
+        fit = tables.scaled(linear=linear, head=head, chunks=scores, decodes=kv, mixed_decodes=kv)
         decodes, attention = fit.decode_only, fit.attention
         fit = replace(
             fit,
@@ -278,9 +278,15 @@ class MeasuredModel:
         return fit, tuple(fit.names())
 
     def measured(self, spec: ModelSpec, tensor_parallel: int) -> tuple[Measured, tuple[str, ...]]:
-        """Returns one GPU's tables, per layer, and the names of inferred tables: unmeasured degrees are inferred from one GPU."""
+        """Returns one GPU's tables, per layer, and the names of inferred tables: unmeasured degrees are inferred from one GPU.
+
+        `captured_rows` covers all layers of the model, which may have more or fewer than the tables.
+        """
         degree = tensor_parallel if tensor_parallel in self.tensor_parallel else 1
-        tables = self.tensor_parallel.get(degree, Measured()).scaled(**dict.fromkeys(OF_LAYERS, 1 / self.num_layers))
+        factors = dict.fromkeys(OF_LAYERS, 1 / self.num_layers)
+        tables = self.tensor_parallel.get(degree, Measured()).scaled(
+            **factors, captured_rows=spec.num_layers / self.num_layers
+        )
         if degree == tensor_parallel:
             return tables, ()
         shared = tables.share_out(spec, tensor_parallel)

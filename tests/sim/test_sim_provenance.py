@@ -132,7 +132,9 @@ def test_a_checkpoint_of_any_name_has_the_tables_and_the_error_of_its_shape() ->
 @pytest.mark.parametrize("change", [{"hidden_size": 2048}, {"dtype": "float32"}, {"num_layers": 16}])
 def test_tables_and_errors_are_those_of_a_shape_and_not_of_a_name(change: dict[str, Any]) -> None:
     """A model of another shape is estimated, whatever its name; one with fewer layers takes the time of its layers."""
-    whole, other = (ProfileCost(load_profile("h200"), spec) for spec in (LLAMA_8B, replace(LLAMA_8B, **change)))
+    whole, other = (
+        ProfileCost(load_profile("h200"), spec, max_batch=16) for spec in (LLAMA_8B, replace(LLAMA_8B, **change))
+    )
     assert other.provenance(True)["error"] == NOT_COMPARED != whole.provenance(True)["error"]
     shape, layers = BatchShape(((512, 0),)), other.spec.num_layers / LLAMA_8B.num_layers
     if "num_layers" in change:
