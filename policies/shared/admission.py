@@ -95,7 +95,7 @@ class Aimd(Admission):
 class Thunder(Admission):
     """ThunderAgent: the tokens of active programs, and those of paused ones, halved each second, are within `limit`.
 
-    Above it programs in a pause are held first, then the smallest. Those with a waiting request come back first, then the smallest.
+    Above it as many programs are held as hold the excess, those in a pause first, then the smallest. Those with a waiting request come back first, then the smallest.
     """
 
     def __init__(self, limit: float) -> None:
@@ -129,9 +129,11 @@ class Thunder(Admission):
 
     def decide(self, view: View, found: float, preempted: bool) -> None:
         rank = sorted(self.active.values(), key=lambda program: (program.num_open > 0, program.tokens, program.number))
+        used = self._used(view)
         for program in rank[:-1]:
-            if self._used(view) <= self.limit * view.kv.num_tokens:
+            if used <= self.limit * view.kv.num_tokens:
                 break
+            used -= program.tokens
             self.held[program.key] = self.active.pop(program.key)
             self._paused[program.key] = view.now
             heappush(self._order, self._entry(program))

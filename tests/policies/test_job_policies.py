@@ -15,6 +15,7 @@ from policies.justitia import Justitia
 from policies.predictors import Predictor
 from policies.program_admission import ProgramAdmission
 from policies.session_affinity import SessionAffinity
+from policies.shared.admission import Program, Thunder
 
 
 def test_aimd_admits_one_more_program_after_a_good_period() -> None:
@@ -52,6 +53,14 @@ def test_thunder_holds_programs_in_a_pause() -> None:
     jobs = [Session("A", [Turn(6, 3), Turn(1, 1, (0,), 7.0)]), Session("B", [Turn(6, 1)]), Session("C", [Turn(2, 18)])]
     served = serve(ProgramAdmission(Fixed(20), "thunder", 5.0, 0.5), jobs, batch=3, memory=20)
     assert [each.admitted_at for each in served.requests] == [0, 10, 8, 0]
+
+
+def test_thunder_holds_no_more_programs_than_the_excess_takes() -> None:
+    """3 + 4 + 5 tokens of 10: without a, the smallest, 9 are left."""
+    rule = Thunder(0.5)
+    rule.active = {name: Program(name, place, 3 + place, 1) for place, name in enumerate("abc")}
+    rule.decide(view_of(kv=SimpleNamespace(num_tokens=20), now=5.0), 1.0, False)
+    assert ([*rule.active], [*rule.held]) == (["b", "c"], ["a"])
 
 
 def test_justitia_serves_jobs_in_the_order_of_a_fluid_system() -> None:
