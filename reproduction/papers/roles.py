@@ -21,6 +21,7 @@ from experiments.api import simulate
 from experiments.plots.saving import save
 from experiments.plots.style import line_style, new_figure, print_style
 from experiments.report.intervals import compare, mean_of
+from experiments.report.text import format_mean
 from experiments.store.provenance import write_text
 from reproduction import RESULTS
 from reproduction.papers.jobs import rows_of
@@ -98,7 +99,7 @@ def table(data: pd.DataFrame) -> str:
             means = (mean_of((100 * runs[text]).tolist()) for runs in (both, apart))
             found = compare(both[text].to_dict(), apart[text].to_dict(), paired=True).scaled(100)
             value, low, high = found.difference
-            cells = [f"{each.mean:.1f} ± {each.half:.1f}" for each in means]
+            cells = [format_mean(each, is_share=True) for each in means]
             rows.append([NAMES[str(name)], f"{rate}/s", text, *cells, f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"])
     headers = ["lengths", "load", "TTFT, TPOT within", "two of both [%]", "1 + 1 [%]", "difference [points]"]
     return tabulate(rows, headers, "github", disable_numparse=True) + "\n"

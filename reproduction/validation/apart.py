@@ -30,6 +30,7 @@ from cbatch.sim.profile import Card
 from cbatch.sim.profile_file import profile_text
 from experiments.profile.machine import hardware_name
 from experiments.report.intervals import compare, mean_of
+from experiments.report.text import format_mean
 from experiments.settings.command_line import check_name
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
@@ -242,8 +243,10 @@ def table(runs: Sequence[Mapping[str, Any]], name: str) -> str:
             interval, ends = "", ""
             if len(same) > 1:
                 _, low, high = compare(real, simulated, paired=True).ratio
-                interval, ends = f" ± {mean.half:.{digits}f}", f" [{100 * low - 100:+.1f}, {100 * high - 100:+.1f}]"
-            texts += [f"{mean.mean:.{digits}f}{interval}", f"{100 * ratio - 100:+.1f}{ends}"]
+                interval = f" ± {mean.half:.{digits}f}"
+                ends = f" [{100 * low - 100:+.1f}, {100 * high - 100:+.1f}]"
+            text = format_mean(mean, is_share=True) if unit == 100 else f"{mean.mean:.{digits}f}{interval}"
+            texts += [text, f"{100 * ratio - 100:+.1f}{ends}"]
         rows.append([*cell, len(same), *texts])
     shown = "strict [%]", "relaxed [%]", "TTFT [ms]", "per token [ms]"
     heads = [text for column in shown for text in (column, "simulated, off by [%]")]

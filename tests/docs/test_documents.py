@@ -233,3 +233,19 @@ def test_the_files_of_requests_that_are_shown_can_be_read(tmp_path: Path) -> Non
     assert [request.arrival_time for request in PromptFile(path=prompts).requests(None)] == [0, 1.5]
     served = ServeGen(path=rates, dataset=lengths, duration=1200).requests(None)
     assert {request.num_prompt_tokens for request in served} == {100, 900}
+
+
+@pytest.mark.long
+def test_the_draft_model_is_as_fast_as_the_document_says(tmp_path: Path) -> None:
+    """A change of what passes of a draft model cost, or of the profile, would leave the printed figures behind."""
+    document = ROOT / "docs/speculation.md"
+    sentence = r"generate ([\d,]+) tokens per second at batch 8, and ([\d,]+) with `batch=64`; without a drafter it is ([\d,]+) and ([\d,]+)"
+    found = re.search(sentence, document.read_text(encoding="utf-8"))
+    assert found is not None
+    (line,) = (each for block in blocks(document) for each in block.commands if "drafter.model=llama-3.2-1b" in each)
+    words = [word for word in shlex.split(line)[3:] if word != "batch=8"]
+    plain = [word for word in words if not word.startswith("draft")]
+    runs = [(arguments, batch) for arguments in (words, plain) for batch in (8, 64)]
+    for printed, (arguments, batch) in zip(found.groups(), runs, strict=True):
+        done = command("run", *arguments, f"batch={batch}", "tables=off", cwd=tmp_path)
+        assert f"and {printed} decode\n" in done.stdout, done.stdout + done.stderr
