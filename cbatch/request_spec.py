@@ -124,7 +124,7 @@ class RequestSpec:
         if self.timeout is not None and not self.timeout > 0:
             raise ValueError(f"request {self.id}: timeout={self.timeout} must be above 0 seconds")
         if self.prompt is not None and len(self.prompt) != prompt:
-            problem = f"prompt has {len(self.prompt)} tokens"
+            problem = f"prompt has {len(self.prompt)} token{'s' * (len(self.prompt) != 1)}"
             raise ValueError(f"request {self.id}: {problem}, num_prompt_tokens says {prompt}")
         if self.hash_block and (len(self.prefix_hashes) - 1) * self.hash_block > prompt:
             problem = f"{len(self.prefix_hashes)} prefix_hashes of {self.hash_block} tokens each"

@@ -205,6 +205,7 @@ def _result_of(
         "requests": max(run.num_requests, len(ended)),  # those that follow others are not known before
         "queued": len(ended) > 1 and math.isnan(offered_rate(ended)),
         "mean_waiting": served.mean_waiting,
+        "queue_grows": served.queue_grows,
         "iterations": len(gathered.steps["ended"]),
         "outputs_cut": sum(request.is_cut for request in ended),  # at `max_new_tokens`
         "cancelled": sum(request.finish_reason is FinishReason.CANCELLED for request in ended) - run.end.get("cut", 0),

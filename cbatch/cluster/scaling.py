@@ -129,10 +129,9 @@ class Fleet:
         answer: Any = call(where, scaler.wanted, self._look(at))
         numbers = answer if isinstance(answer, Mapping) or len(pools) > 1 else dict.fromkeys(pools, answer)
         valid = isinstance(numbers, Mapping) and numbers.keys() == pools.keys()
-        if not valid or not all(isinstance(number, SupportsIndex) for number in numbers.values()):
-            remedy = (
-                f"return the number of replicas of each pool: {', '.join(pools)}" if any(pools) else "return a number"
-            )
+        if not valid or not all(isinstance(each, SupportsIndex) and index(each) >= 0 for each in numbers.values()):
+            of = f" of each pool: {', '.join(pools)}" if any(pools) else ""
+            remedy = f"return the number of replicas{of} (whole, at least 0)"
             raise PolicyError(f"{where}: wanted() returned {answer!r}; {remedy}")
         self.is_cut |= any(index(numbers[pool]) > len(pools[pool]) for pool in pools)
         return {pool: min(max(index(numbers[pool]), self._scaling.least), len(pools[pool])) for pool in pools}

@@ -52,6 +52,7 @@ _SETTINGS = {
     "drafter.alpha": "acceptance rate of drafts",
     "backend.replicas": "replicas",
     "backend.router": "router",
+    "backend.staleness": "age of the router's reports [s]",
     "backend.tensor_parallel": "GPUs in tensor parallelism",
 }
 """Names of settings, by key."""

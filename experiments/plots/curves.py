@@ -5,7 +5,7 @@ Named plots are curves from serving papers: latency against rate (vLLM, Sarathi-
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import ceil
 from pathlib import Path
@@ -118,6 +118,10 @@ def draw(
     frame[["served", "replication"]] = with_replications(frame.assign(source=""))[["served", "replication"]]
     frame["requests"] = list(zip(frame["served"], frame["replication"], strict=True))
     frame = series.leave_out(_spread(frame.assign(**{x: _places(frame, x, axis)}), x), (x, keys[0]))
+    if look.xscale == "log" and frame[x].min() <= 0:
+        raise ConfigError(
+            f"xscale=log: {x} is {frame[x].min():g} in some runs, which a logarithmic axis lacks; leave it out"
+        )
     grows = not axis.categories and x not in AXES and _grows(np.unique(frame[x].astype(float)))
     axis = axis._replace(log=look.xscale == "log" if look.xscale else axis.log or grows)
     equal = [key for key in keys if key not in y and frame[key].nunique(dropna=False) == 1]
@@ -125,10 +129,13 @@ def draw(
         print(f"no gain is drawn: there is no run of {baseline}; give another baseline=POLICY", file=sys.stderr)
         baseline = ""
     is_base = is_baseline(frame, baseline) if baseline else frame["label"].isna()
+    usual = merge_equal(frame, ["of", x, *keys])["label"].unique()  # with any baseline, lines keep their colours
+    places = {frozenset(label.split(" = ")): place for place, label in enumerate(usual)}
     frame = pd.concat([frame[is_base], frame[~is_base]]) if not look.order else frame
     base, shown = set(frame.loc[is_base, "label"].head(1)), frame.drop_duplicates("folder")
     frame = merge_equal(frame, ["of", x, *keys])
-    bases = [label for label in frame["label"].unique() if base & {*label.split(" = ")}]
+    styles = {label: places[frozenset(label.split(" = "))] for label in frame["label"].unique()}
+    bases = [label for label in styles if base & {*label.split(" = ")}]
     unread = frame.loc[frame["level"], "label"].unique().tolist()
     cells = list(product(frame["of"].unique(), [key for key in keys if key not in equal], ("", *bases)))
     figure, panels = _panels([of for of, _, _ in cells], 2 if bases else _MOST_ACROSS)
@@ -142,8 +149,8 @@ def draw(
         if points.empty:  # for example ratios to 0 preemptions
             panel.set_axis_off()
             continue
-        _draw_panel(panel, points, list(frame["label"].unique()), unread, heading_of(key), over, bool(axis.categories))
-        is_log = key.partition(".")[0] in wide and not over and not axis.categories
+        _draw_panel(panel, points, styles, unread, heading_of(key), over, bool(axis.categories))
+        is_log = key.partition(".")[0] in wide and not axis.categories
         _finish_panel(panel, axis, points, "log" if is_log else heading_of(key).kind.replace("log", ""), goal, over)
         panel.set_title(of if frame["of"].nunique() > 1 else "")
     handles = next(filter(None, (panel.get_legend_handles_labels()[0] for panel in panels)), [])
@@ -199,7 +206,7 @@ def _panels(workloads: Sequence[str], most_across: int) -> tuple[Figure, list[Ax
 def _draw_panel(
     panel: Axes,
     points: pd.DataFrame,
-    labels: Sequence[str],
+    labels: Mapping[str, int],
     unread: Sequence[str],
     heading: Heading,
     over: str,
@@ -207,12 +214,12 @@ def _draw_panel(
 ) -> None:
     """Draws a line for each label, with a band or error bars for its intervals; or bars, the labels side by side at each x.
 
-    unread: labels of policies that do not read x, which are lines always. over: label in the denominator of ratios; empty for means.
+    labels: in the legend's order, with the numbers of their styles. unread: labels of policies that do not read x, which are lines always. over: label in the denominator of ratios; empty for means.
     """
     beside = points[~points["label"].isin(unread)]
     if over:
         panel.axhline(1.0, **_GREY)
-    for index, label in enumerate(labels):
+    for label, index in labels.items():
         line, style = points[points["label"] == label], line_style(index)
         style |= {"color": "#777777", "linestyle": "--"} if label.endswith(FUTURE) else {}
         style |= {"marker": "", "linestyle": "--"} if label in unread else {}

@@ -196,7 +196,9 @@ def is_baseline(runs: pd.DataFrame, text: str) -> "pd.Series[bool]":
     """Returns which runs `baseline=` names, by label or by policy with or without arguments. Raises ConfigError if it names no run."""
     policies = runs["policy"].str.partition("(")[0]
     written = runs.get("written", runs["policy"])  # with the arguments that all lines of a plot share
-    named = (runs["label"] == text) | (runs["policy"] == text) | (policies == text) | (written == text)
+    overrides = [[name.replace("'", "") for name in summary["about"]["overrides"]] for summary in runs["summary"]]
+    given = pd.Series([f"policy={text}" in names for names in overrides], runs.index)  # as progress lines name it
+    named = (runs["label"] == text) | (runs["policy"] == text) | (policies == text) | (written == text) | given
     if not named.any():
         raise ConfigError(f"baseline={text}: no run of this policy; {nearest(text, {*policies})}")
     return named

@@ -144,13 +144,13 @@ def beyond_text(abouts: Iterable[About]) -> str:
     """Counts simulated runs whose batch or load is outside the range of the profile's error; empty if there are none.
 
     The load is known only with `workload.load`; requests that are queued from the start have none. A server counts as overloaded if
-    more requests wait, on average, than may run.
+    its queue grows until the last arrival, see `Served.queue_grows`, or if more requests wait, on average, than may run.
     """
     known = [about for about in abouts if about["simulated"] and about["execution"].get("compared")]
     waiting = []
     for about in known:
         most = about["limits"]["batch"] * about.get("identity", {}).get("backend.replicas", 1)
-        if about.get("mean_waiting", 0) > most:
+        if about.get("queue_grows") or about.get("mean_waiting", 0) > most:
             waiting.append(about["mean_waiting"])
 
     def several(number: int) -> str:

@@ -146,7 +146,8 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
             paid = f"; {number(balance['mean'])} on average, at most {balance['most']}: {number(balance['seconds'])} replica-seconds"
         ending = [pool for pool, figures in pools.items() if figures["requests"]]
         those = f", in {' and '.join(ending)}" if transfers and len(ending) < len(pools) else ""
-        yield "replicas", f"{whole}{least:,} to {count_text(most, 'request')} each{those}{paid}"
+        range_ = f"{least:,} to " * (least != most) + count_text(most, "request")
+        yield "replicas", f"{whole}{range_} each{those}{paid}"
     if transfers:
         seen = f"{number(transfers['visible_seconds'], 1e3)} ms visible after the prefill"
         line = f"{transfers['number']:,}, together {number(transfers['bytes'] / 1e9)} GB; on average {seen}"

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from cbatch import ConfigError
 from cbatch.validation import Give, check, not_negative, positive, read, whole
@@ -15,9 +15,16 @@ from experiments.workloads.base import SamplingKeys
 
 _Count = Annotated[int, whole(1)]
 _Address = Annotated[str, Field(min_length=1), Give("an address, as 127.0.0.1, or 0.0.0.0 for all interfaces")]
-_Secret = Annotated[
-    str, Field(min_length=1), Give("a text that is not empty, digits in quotes as in 'api_key=\"123\"'")
-]
+
+
+def _secret(value: object) -> object:
+    """Refuses what is no text, without showing it: it is a secret, and may be written anew, 1e5 as 100000.0."""
+    if not value or not isinstance(value, str):
+        raise ValueError("give a text that is not empty, digits in quotes as in 'api_key=\"123\"'")
+    return value
+
+
+_Secret = Annotated[str, BeforeValidator(_secret)]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

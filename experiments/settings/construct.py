@@ -102,6 +102,8 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
         parameters = parameters_of(locate(path, target))
         for key in (key for key in config if key not in _OWN_KEYS):
             remedy = f"; ~{path}.{key} removes the one that policy=NAME set" * (path == "policy" and key in PASSED_ON)
+            if path == "policy" and key == "chunk" and "chunking" in config:
+                remedy = f"; give chunk={config[key]} beside policy=NAME, and a sweep for each chunk, which compare takes together"
             remedy = remedy or f"; '{path}={{_target_: {target}, ...}}' leaves out what a preset sets" * ("." in path)
             check_argument(f"{path}.{key}", target, remedy)
         for name, parameter in parameters.items():

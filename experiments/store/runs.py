@@ -35,7 +35,8 @@ ONE_REPLICATION = (
     "(workload=traces/azure_conv_lengths workload.lengths.path=FILE), or compare capacities"
 )
 
-_USUALLY_0 = ("run.preemptions", "run.recomputed_share", "prefix_cache.hit_share")
+_RARE = (".preemptions", "hit_share", "recomputed_share", "hidden_share")
+"""Ends of the keys of events, which a run may lack."""
 
 
 def read_runs(folder: str | Path) -> pd.DataFrame:
@@ -119,12 +120,15 @@ def select_runs(folder: str | Path, text: str) -> tuple[pd.DataFrame, list[Omitt
 
 
 def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:
-    """Returns the runs whose folder name or command line contains a text, or any of several: vtc|mlfq. Raises ConfigError without any."""
+    """Returns the runs whose folder name, command line or policy contains a text, or any of several: vtc|mlfq. Raises ConfigError without any."""
     names = [Path(folder).name for folder in runs["folder"]]
     given = [",".join(summary["about"]["overrides"]) for summary in runs["summary"]]
-    chosen = runs[[_any_in(text, *texts) for texts in zip(names, given, strict=True)]]
+    chosen = runs[[_any_in(text, *texts) for texts in zip(names, given, runs["policy"], strict=True)]]
     if chosen.empty:
         whole = ", as values after = are compared whole" * ("=" in text)
+        names.sort(
+            key=lambda name: not any(part in name.replace("'", "") for part in text.split("|"))
+        )  # first those that come near
         shown = ", ".join(names[:2])
         raise ConfigError(f"runs={text}: no folder name contains this{whole}; the folders are {shown} ...")
     return chosen
@@ -186,8 +190,8 @@ def run_table(
 ) -> str:
     """Returns a table of runs, followed by the omitted runs and the origin of the times.
 
-    Runs with the same label, such as runs with several seeds, share a row with means and their 95% intervals. In plain text, counts that
-    are usually 0, and are in all of several rows, stand below the table, which is wide.
+    Runs with the same label, such as runs with several seeds, share a row with means and their 95% intervals. In plain text, shares and counts
+    of events that are 0 in all of several rows stand below the table, which is wide.
 
     Args:
         runs: a frame of `read_runs`.
@@ -196,7 +200,7 @@ def run_table(
     shown = matching(columns, runs)
     groups = [(str(label), rows) for label, rows in runs.groupby("label", sort=False)]
     is_wide = tablefmt == "simple" and len(groups) > 1
-    zeros = [key for key in shown if is_wide and key in _USUALLY_0 and not runs[key].any()]
+    zeros = [key for key in shown if is_wide and key.endswith(_RARE) and not runs[key].any()]
     shown = [key for key in shown if key not in zeros]
     headings, rows = [heading_of(key) for key in shown], []
     for label, group in groups:

@@ -120,6 +120,35 @@ def test_a_baseline_may_have_the_arguments_that_its_lines_share(tmp_path: Path) 
     assert lines(gains)["a(k=1)"] == ([2, 14], [3, 2]) and gains.get_ylabel() == "throughput over a"
 
 
+def test_a_baseline_may_be_named_as_on_the_command_line_and_keeps_all_colours(tmp_path: Path) -> None:
+    """The label lacks drafting=none, which progress lines print. Wide latencies have logarithmic ratios, with 1 as a tick."""
+    for (policy, given), rate in product({"a": "a", "b": "'b(drafting=none)'"}.items(), (1, 4)):
+        settings = {"workload": {"arrivals": {"rate": rate}}}
+        figures = {"ttft_seconds": {"p50": 1.0 * rate ** (4 if policy == "a" else 1)}}
+        write_run(
+            tmp_path / f"{policy},{rate}",
+            {"policy": policy, "overrides": [f"policy={given}"]},
+            settings,
+            figures=figures,
+        )
+    options: dict[str, Any] = {"x": "workload.arrivals.rate", "y": ("ttft_seconds.p50",)}
+    [plain] = curves.draw(tmp_path, **options).axes
+    left, ratios = curves.draw(tmp_path, **options, baseline="b(drafting=none)").axes
+    colours = [{str(line.get_label()): line.get_color() for line in panel.get_lines()} for panel in (plain, left)]
+    assert colours[0] == colours[1] and list(colours[1]) == ["b", "a"]
+    assert ratios.get_ylabel() == "TTFT p50 over b (log)" and 1 in ratios.get_yticks()
+    assert lines(ratios)["a"] == ([1, 4], [1, 64]) and (left.get_yscale(), ratios.get_yscale()) == ("log", "log")
+
+
+def test_a_logarithmic_axis_refuses_values_of_0(tmp_path: Path) -> None:
+    for age in (0.0, 0.5):
+        write_run(tmp_path / f"{age}", settings={"backend": {"staleness": age}})
+    [panel] = curves.draw(tmp_path, x="backend.staleness", y=(SPEED,)).axes
+    assert panel.get_xlabel() == "age of the router's reports [s]"
+    with pytest.raises(ConfigError, match=r"^xscale=log: backend\.staleness is 0 in some runs"):
+        curves.draw(tmp_path, Look(xscale="log"), x="backend.staleness", y=(SPEED,))
+
+
 def test_any_figure_against_any_setting(tmp_path: Path) -> None:
     for batch in (4, 8):
         write_run(tmp_path / f"{batch}", settings={"batch": batch}, speed=100.0 * batch)

@@ -31,6 +31,23 @@ def test_waiting_requests_are_averaged_from_the_first_arrival_to_the_last() -> N
     assert replace(served, arrival=np.zeros(0), admitted=np.zeros(0)).mean_waiting == 0.0
 
 
+def test_a_queue_that_grows_until_the_last_arrival_is_told_from_a_tail() -> None:
+    """One arrives each second, 200 in all: beyond the limit of 2 * sqrt(100) = 20 are 34, at 1.5 s for each, but not 10, at 1.1 s.
+
+    A queue that stays, of 50 s, does not grow; nor does one of the last arrivals alone, which wait long, or of all at once.
+    """
+    arrival = np.arange(200.0)
+
+    def grows(first_token: list[float] | np.ndarray, times: np.ndarray = arrival) -> bool:
+        return replace(collect_served(RunRecord()), arrival=times, first_token=np.asarray(first_token)).queue_grows
+
+    assert grows(1.5 * (arrival + 1)) and not grows(1.1 * (arrival + 1))
+    assert not grows(arrival + 50) and not grows(np.where(arrival < 190, arrival + 0.5, 1000.0))
+    assert not grows(np.arange(200.0), np.zeros(200)) and not grows([], np.zeros(0)) and not grows([9.0], np.zeros(1))
+    bursts = np.repeat(arrival[::20], 20)  # ten bursts of 20: gaps vary 3 times as much as those of Poisson
+    assert not grows(bursts + np.linspace(1.0, 60.0, 200), bursts)
+
+
 def test_a_request_whose_client_has_left_is_missed_and_in_no_latency() -> None:
     """Both get a token at 1, 2 and 3 s. Request 1 leaves at 2.5 s: at 3 s it is cancelled, and request 0 has ended."""
     engine = make_engine(PrefillFirst(), LIMITS)

@@ -68,6 +68,8 @@ def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> N
     assert beyond_text([of(16), of(128, waiting=128.0), {"simulated": False}, simulated()]) == ""
     assert beyond_text([of(8, compared=())]) == ""  # nothing was compared, as the line above it says
     assert beyond_text([of(129, waiting=130.4)]).endswith("batch 129; overload, 130 requests waiting on average")
+    grown = {**of(64, waiting=19.6), "queue_grows": True}
+    assert beyond_text([grown, of(64)]).endswith(": overload in 1 of 2 runs, at most 20 requests waiting on average")
     assert beyond_text([of(64, load=0.45), of(64, load=0.9)]) == ""
     queued = {**of(64), "queued": True}
     assert beyond_text([queued]) == "outside the conditions of that error: all requests queued from the start"

@@ -150,8 +150,12 @@ def test_a_chunk_of_python_counts_or_is_refused(chunk: int) -> None:
     experiment = "experiment=pd_sweep"
     assert repr(compose_run(experiment, f"chunk={chunk}").policy) == f"sarathi(chunk={chunk})"
     composed = compose(experiment)
-    with pytest.raises(ConfigError, match=f"^chunk={chunk}: has no effect beside chunking.chunk=256"):
+    with pytest.raises(
+        ConfigError, match=f"^chunk={chunk}: has no effect beside chunking.chunk=256; give chunk=256 in"
+    ):
         read_settings(replace(composed, keys={**composed.keys, "chunk": chunk}))
+    with pytest.raises(ConfigError, match="; give chunk=64 beside policy=NAME"):
+        compose_run("policy=sarathi", "+policy.chunk=64")
 
 
 def test_an_identity_holds_what_a_run_depends_on() -> None:

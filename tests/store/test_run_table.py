@@ -79,6 +79,8 @@ def test_figures_that_are_0_in_all_rows_stand_below_the_table() -> None:
     lines = run_table(runs(*rows)).splitlines()
     assert "preemptions" not in lines[0] and "TTFT p50 [s]" in lines[0]
     assert lines[4] == "0 in all rows: found in cache [%], preemptions, recomputed [%]"
+    sent = [summary(policy, transfers={"hidden_share": 0.0}) for policy in "ab"]
+    assert "0 in all rows: share of transfers hidden by prefills" in run_table(runs(*sent))
     for shown in (runs(*rows[:1]), runs(*rows, summary("c"))):
         assert "preemptions" in run_table(shown).splitlines()[0]
     assert "preemptions" in run_table(runs(*rows), tablefmt="github").splitlines()[0]
