@@ -88,7 +88,10 @@ def _find_idling(history: PolicyHistory, chunk: int) -> Violations:
             continue
         for id_, computed, ready, *_ in decision.seen.running:
             if ready and _next_fits(history, decision, computed):
-                yield Violation(index, f"nothing is computed, although request {id_} has {ready} tokens to compute")
+                yield Violation(
+                    index,
+                    f"nothing is computed, although request {id_} has {ready} token{'s' * (ready != 1)} to compute",
+                )
         if _all_fit(history, decision):
             yield Violation(index, "nothing is computed, although any waiting request would fit")
 

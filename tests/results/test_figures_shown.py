@@ -175,6 +175,8 @@ def test_a_run_says_which_gpus_it_has_and_what_each_replica_serves() -> None:
     title, *lines = run_text(summary).splitlines()
     assert title.endswith(", async, tensor parallelism 2, 4 pipeline stages, 3 replicas, router First")
     assert "replicas    0 to 3 requests each" in lines
+    summary["replicas"] = {"least_requests": 3, "most_requests": 3}
+    assert "replicas    3 requests each" in run_text(summary).splitlines()
     record.lives = [Life(0, 0.0, 0.0), Life(1, 0.0, 0.0), Life(2, 1.0)]
     scaled = make_summary(record, num_replicas=3)["replicas"]
     assert (scaled["least_requests"], scaled["most_requests"]) == (1, 3), "without one that was never ready"
