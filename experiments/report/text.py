@@ -149,7 +149,7 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         range_ = f"{least:,} to " * (least != most) + count_text(most, "request")
         yield "replicas", f"{whole}{range_} each{those}{paid}"
     if transfers:
-        seen = f"{number(transfers['visible_seconds'], 1e3)} ms visible after the prefill"
+        seen = f"{number(transfers['visible_seconds'], 1e3)} ms left after the prefill"
         line = f"{transfers['number']:,}, together {number(transfers['bytes'] / 1e9)} GB; on average {seen}"
         yield "transfers", f"{line}, {share(transfers['hidden_share'])} of the bytes hidden during it"
     batch = f"{number(mean['batch_requests'])} requests ({share(mean['batch_occupancy'])} of the batch)"

@@ -47,14 +47,14 @@ def test_prefillers_end_no_requests_and_say_what_they_computed(tmp_path: Path) -
     lines = dict(re.findall(r"^(pool \w|\w+) +(.*)$", str(run), re.MULTILINE))
     assert lines["pool p"].startswith("600 tokens prefilled by 2 replicas: ")
     assert lines["pool d"].startswith("30 tokens prefilled; 6 requests, 150 output tokens by 1 replica: ")
-    assert lines["replicas"] == "6 to 6 requests each, in d"
+    assert lines["replicas"] == "6 requests each, in d"
     assert "0 preemptions, 24 tokens recomputed (3.1%) after moves or preemptions" in str(run), "6 x 4 of 630 + 6 x 23"
     sent = (
         6 * 96 * 2 * 32 * 8 * 128 * 2 / 1e9
     )  # six blocks of 16 tokens each: keys and values, 32 layers, 8 heads of 128, 2 bytes
     seen = sum(1e3 * (transfer.ended - transfer.started) for transfer in run.record.transfers) / 6
     assert lines["transfers"] == (
-        f"6, together {sent:.3g} GB; on average {seen:.3g} ms visible after the prefill, 0.0% of the bytes hidden during it"
+        f"6, together {sent:.3g} GB; on average {seen:.3g} ms left after the prefill, 0.0% of the bytes hidden during it"
     )
     assert str(run).count("latencies of 6 requests") == 1 and "pool d: latencies" not in str(run), "those of the run"
     rows = read_replicas(tmp_path / "run")
