@@ -265,8 +265,7 @@ class State(Queues):
         """Ends a request in any state. KV blocks and row remain taken while an iteration in flight uses them. why: the `reject_reason`."""
         if (row := self.close(request)) is not None:
             self.free_row(row)
-        request.status = Status.FINISHED
-        request.finish_reason, request.reject_reason = reason, why
+        request.status, request.finish_reason, request.reject_reason = Status.FINISHED, reason, why
         request.finished_at = now
 
     def close(self, request: Request) -> int | None:
@@ -277,8 +276,7 @@ class State(Queues):
         if request._table is None:
             return None
         self.admitted.discard(request)
-        row = request._row
-        request.count_recomputed(self.table.computed.item(row))
+        request.count_recomputed(self.table.computed.item(row := request._row))
         request.token_times = self.table.token_times(row)
         request.num_output_tokens, request.output = self.table.close(row, request.num_prompt_tokens)
         request._table, request._row = None, NEVER
@@ -287,8 +285,7 @@ class State(Queues):
     def free_row(self, row: int) -> None:
         """Frees a row and its blocks, once no iteration in flight uses them."""
         self.free_blocks(row)
-        last = self.table.scheduled_at.item(row)
-        if last < self.num_ended:
+        if (last := self.table.scheduled_at.item(row)) < self.num_ended:
             self.table.free(row)
         else:
             self._leaving_rows.setdefault(last, []).append(row)

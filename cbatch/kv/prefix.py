@@ -155,8 +155,7 @@ class PrefixPool(SharingPool):
 
     def release(self, row: int, after: int | None, keep: int = 0) -> None:
         blocks = self.tables[row, keep : self.held_by(row)].copy()
-        self.room[row] = keep * self.block_size
-        self.num_hashed[row] = min(self.num_hashed[row], keep)
+        self.room[row], self.num_hashed[row] = keep * self.block_size, min(self.num_hashed[row], keep)
         self.live[blocks] -= 1
         last = int(np.count_nonzero(self.live[blocks] == 0))
         self.num_retiring += last
