@@ -103,7 +103,7 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
         for key in (key for key in config if key not in _OWN_KEYS):
             remedy = f"; ~{path}.{key} removes the one that policy=NAME set" * (path == "policy" and key in PASSED_ON)
             if path == "policy" and key == "chunk" and "chunking" in config:
-                remedy = f"; give chunk={config[key]} beside policy=NAME, and a sweep for each chunk, which compare takes together"
+                remedy = f"; chunk={config[key]} is a key of its own; compare takes sweeps of several chunks"
             remedy = remedy or f"; '{path}={{_target_: {target}, ...}}' leaves out what a preset sets" * ("." in path)
             check_argument(f"{path}.{key}", target, remedy)
         for name, parameter in parameters.items():
