@@ -66,7 +66,7 @@ class SamplingKeys(Described):
 
     temperature: Annotated[float, not_negative("0 is greedy")] = 0.0
     top_k: Annotated[int, whole(0)] = 0
-    top_p: Annotated[float, Field(gt=0, le=1, strict=True), Give("a number above 0, at most 1")] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1), Give("a number above 0, at most 1")] = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

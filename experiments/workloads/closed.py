@@ -30,7 +30,7 @@ from experiments.workloads.base import Vocabulary, Workload
 from experiments.workloads.lengths import PDRatio, check_pd_ratio, split
 from experiments.workloads.trace import MOST_TOKENS, Trace
 
-_Iterations = Annotated[float, Field(ge=0, le=MOST_TOKENS, strict=True)]
+_Iterations = Annotated[float, Field(ge=0, le=MOST_TOKENS)]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

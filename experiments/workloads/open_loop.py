@@ -42,9 +42,7 @@ class GammaArrivals(Described):
     inlined = True  # the usual arrivals: open_loop(rate=20)
 
     rate: Annotated[float, positive("requests per second")]
-    cv: Annotated[
-        float, Field(ge=1e-3, le=1e3, strict=True), Give("a number from 0.001 (regular) over 1 (Poisson) to 1000")
-    ] = 1.0
+    cv: Annotated[float, Field(ge=1e-3, le=1e3), Give("a number from 0.001 (regular) over 1 (Poisson) to 1000")] = 1.0
 
     def __post_init__(self) -> None:
         check(self, "workload.arrivals.", WorkloadError)
@@ -64,7 +62,7 @@ class DailyArrivals(Described):
 
     rate: Annotated[float, positive("requests per second")]
     period: Annotated[float, positive("seconds")] = 86_400.0
-    swing: Annotated[float, Field(ge=0, lt=1, strict=True), Give("a share from 0 to below 1")] = 0.8
+    swing: Annotated[float, Field(ge=0, lt=1), Give("a share from 0 to below 1")] = 0.8
 
     def __post_init__(self) -> None:
         check(self, "workload.arrivals.", WorkloadError)

@@ -41,7 +41,7 @@ class PromptLine(SamplingKeys):
     stop: _Text | list[_Text] | None = None
     max_new_tokens: TokenCount
     true_new_tokens: TokenCount | None = None
-    arrival_time: Annotated[float, Field(ge=0, le=LATEST_ARRIVAL, strict=True), Give(_TIME)] = 0.0
+    arrival_time: Annotated[float, Field(ge=0, le=LATEST_ARRIVAL), Give(_TIME)] = 0.0
     pause: Annotated[float, not_negative("seconds after the previous answer")] | None = None
     client: str | None = None
     session: str | None = None
