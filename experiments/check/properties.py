@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from cbatch.replay.decisions import Decided, Decision
 from experiments.check.scenario import LATER, Ending, PolicyHistory
+from experiments.report.text import count_text
 
 OVERTAKEN_LIMIT = 8
 """A waiting request starves if more than this many times `batch` later requests are admitted before it."""
@@ -89,8 +90,7 @@ def _find_idling(history: PolicyHistory, chunk: int) -> Violations:
         for id_, computed, ready, *_ in decision.seen.running:
             if ready and _next_fits(history, decision, computed):
                 yield Violation(
-                    index,
-                    f"nothing is computed, although request {id_} has {ready} token{'s' * (ready != 1)} to compute",
+                    index, f"nothing is computed, although request {id_} has {count_text(ready, 'token')} to compute"
                 )
         if _all_fit(history, decision):
             yield Violation(index, "nothing is computed, although any waiting request would fit")
