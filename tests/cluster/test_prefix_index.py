@@ -1,6 +1,6 @@
 """What a router is shown of prefixes: what replicas report as cached, and what it has sent itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from schedules import UnitCost
@@ -86,28 +86,36 @@ def test_an_index_that_is_first_read_late_is_whole_after_a_report(since: int) ->
     assert seen == later if since < 2 else seen.keys() == later.keys()
 
 
-def test_blocks_in_host_memory_do_not_count() -> None:
-    """The second prompt takes all four blocks: the first one's two full blocks go to host memory, where the third request finds the first."""
-    cost, seen = CostFunction(UnitCost().predict), list[int]()
-    server = Server(SimExecutor(cost), Limits(1, 100, 100), cost, KVSize(4, 4, 10), False, prefix_cache=LRU())
+class Notes(RoundRobin):
+    """Notes the tokens that the replica caches of each request."""
 
-    class Notes(RoundRobin):
-        def choose(self, request: Request, view: ClusterView) -> int:
-            seen.append(view[0].cached_tokens(request))
-            return super().choose(request, view)
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
 
-    blocks = [(1, 2), (5, 6, 7, 8), (1, 2), (1, 2)]
+    def choose(self, request: Request, view: ClusterView) -> int:
+        self.seen.append(view[0].cached_tokens(request))
+        return super().choose(request, view)
+
+
+def alone(blocks: Sequence[tuple[int, ...]], on_host: int, eviction: LRU) -> tuple[list[Request], list[int]]:
+    """Serves prompts of these blocks by themselves on a GPU of four blocks. Returns them, and the cached tokens that the router sees."""
+    cost, router = CostFunction(UnitCost().predict), Notes()
+    server = Server(SimExecutor(cost), Limits(1, 100, 100), cost, KVSize(4, 4, on_host), False, prefix_cache=eviction)
     requests = [
         Request(index, 4 * len(each), 1, arrival_time=50.0 * index, prefix_hashes=each, hash_block=4)
         for index, each in enumerate(blocks)
     ]
-    cluster = Cluster([server.engine(Orca())], Notes())
+    cluster = Cluster([server.engine(Orca())], router)
     cluster.attach(Listed(requests))
     cluster.run()
-    assert [(request.num_cached_tokens, request.num_host_tokens) for request in requests] == [(0, 0)] * 2 + [
-        (4, 4),
-        (4, 0),
-    ]
+    return requests, router.seen
+
+
+def test_blocks_in_host_memory_do_not_count() -> None:
+    """The second prompt takes all four blocks: the first one's two full blocks go to host memory, where the third request finds the first."""
+    requests, seen = alone([(1, 2), (5, 6, 7, 8), (1, 2), (1, 2)], 10, LRU())
+    assert [(each.num_cached_tokens, each.num_host_tokens) for each in requests] == [(0, 0), (0, 0), (4, 4), (4, 0)]
     assert seen == [0, 0, 0, 4]
 
 
@@ -120,22 +128,9 @@ class KeepsNoFirst(LRU):
 
 def test_a_report_names_all_that_is_lost_at_once() -> None:
     """Host memory has 60 blocks that follow the same first one, 15 times as many as the GPU has blocks, when that one is evicted."""
-    cost = CostFunction(UnitCost().predict)
-    server = Server(SimExecutor(cost), Limits(1, 100, 100), cost, KVSize(4, 4, 100), False, prefix_cache=KeepsNoFirst())
-
-    class Reads(RoundRobin):
-        def choose(self, request: Request, view: ClusterView) -> int:
-            assert view[0].cached_tokens(request) == (4 if 0 < request.id < 60 else 0)
-            return super().choose(request, view)
-
     blocks = [*((1, 10 + index) for index in range(60)), (5, 6, 7, 8), (1, 10)]
-    requests = [
-        Request(index, 4 * len(each), 1, arrival_time=50.0 * index, prefix_hashes=each, hash_block=4)
-        for index, each in enumerate(blocks)
-    ]
-    cluster = Cluster([server.engine(Orca())], Reads())
-    cluster.attach(Listed(requests))
-    cluster.run()
+    requests, seen = alone(blocks, 100, KeepsNoFirst())
+    assert seen == [0, *[4] * 59, 0, 0]
     assert requests[-1].num_cached_tokens == 0
 
 
