@@ -164,7 +164,7 @@ def _exact(schema: Any) -> Any:
         return schema
     strict = {**schema, "strict": True}
     match schema:
-        case {"strict": _}:
+        case {"type": "float" | "int", "strict": _}:
             return schema
         case {"type": "float"}:
             return _GIVE(strict, custom_error_message="give a number")
@@ -172,7 +172,8 @@ def _exact(schema: Any) -> Any:
             from_float = core_schema.chain_schema([core_schema.float_schema(strict=True), schema])
             either = core_schema.union_schema([strict, from_float])
             return _GIVE(either, custom_error_message="give a whole number")
-    return {key: part if key in ("metadata", "default") else _exact(part) for key, part in schema.items()}
+    kept = ("metadata", "default", "keys_schema")  # keys of JSON are text
+    return {key: part if key in kept else _exact(part) for key, part in schema.items()}
 
 
 _text_reader: Any = cache(_adapter)

@@ -40,7 +40,7 @@ class VTC(WholePrompts):
         rpm: most requests accepted per client within 60 s; None: all.
         """
         all_weights = (prompt_weight, output_weight, *(weights or {}).values())
-        if not all(isinstance(weight, int | float) and 0 < weight < inf for weight in all_weights):
+        if not all(isinstance(each, int | float) and each is not True and 0 < each < inf for each in all_weights):
             raise ConfigError(f"policy.{weights=}, {prompt_weight=}, {output_weight=}: weights must be finite, above 0")
         self.predictor, self.predict, self.charge_first, self.charge_hits = (
             predictor,

@@ -30,7 +30,7 @@ _REQUESTS, _PIECES = 2000, 20
 _FEWEST_REQUESTS, _MOST_REQUESTS = 20, 1_000_000
 _NUM_REQUESTS = f"auto, or a whole number from {_FEWEST_REQUESTS} to {_MOST_REQUESTS}"
 
-Share = Annotated[float, Field(gt=0, lt=1, strict=True), Give("a share between 0 and 1, as in 0.99")]
+Share = Annotated[float, Field(gt=0, lt=1), Give("a share between 0 and 1, as in 0.99")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ Limit = Annotated[
 ]
 BatchSize = Annotated[int, Field(ge=1, strict=True), Give("the batch size, a whole number of requests, at least 1")]
 Timeout = Annotated[float, positive("seconds after its arrival at which a request's client leaves")]
-Share = Annotated[float, Field(gt=0, le=1, strict=True), Give("a number above 0, at most 1")]
+Share = Annotated[float, Field(gt=0, le=1), Give("a number above 0, at most 1")]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

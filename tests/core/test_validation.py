@@ -103,6 +103,13 @@ def test_mappings_that_do_not_fit_are_refused(data: object, message: str) -> Non
     assert read(File, fits) == File(Part(1, 0.0), None, {"x": Part(2)})
 
 
+def test_a_mapping_is_read_as_a_class_is() -> None:
+    """pydantic gives the schema of a mapping a key `strict`; a whole number as a key is text in JSON."""
+    with pytest.raises(ConfigError, match=r"^a\.seconds=True: give a number$"):
+        read(dict[str, File], {"a": {"part": {"size": 1}, "seconds": True}})
+    assert read(dict[int, float], {"2": 1}) == {2: 1.0}
+
+
 @pytest.mark.parametrize(
     ("name", "known", "says"),
     [
