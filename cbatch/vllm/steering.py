@@ -57,7 +57,7 @@ class Steering:
         setattr(scheduler, self._side, FCFSRequestQueue())
         scheduler.need_mamba_block_aligned_split = not all_decode
         scheduler.scheduler_reserve_full_isl = False
-        if plan.reserve:
+        if plan.reserve or scheduler.connector is not None:
             ids = [request.vllm_id for request in served(plan.reserve)]
             self._reserve(dict(zip(ids, plan.reserve.values(), strict=True)))
 
@@ -93,8 +93,10 @@ class Steering:
         allocate: Callable[..., Any] = manager.allocate_slots
 
         def allocate_reserved(request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
-            end = request.num_computed_tokens + kwargs.get("num_new_computed_tokens", 0) + num_new_tokens
-            ahead = reserve.get(request.request_id, 0) - end
+            if kwargs.get("delay_cache_blocks"):  # fetches blocks, as many as the other machine has
+                return allocate(request, 0, *args, **kwargs)
+            found = kwargs.get("num_new_computed_tokens", 0) + kwargs.get("num_external_computed_tokens", 0)
+            ahead = reserve.get(request.request_id, 0) - request.num_computed_tokens - found - num_new_tokens
             kwargs["num_lookahead_tokens"] = max(ahead, kwargs.get("num_lookahead_tokens", 0))
             return allocate(request, num_new_tokens, *args, **kwargs)
 

@@ -25,6 +25,7 @@ _STATE = (
     "running",
     "waiting",
     "requests",
+    "connector",
     "need_mamba_block_aligned_split",
     "kv_cache_manager",
     "num_spec_tokens",

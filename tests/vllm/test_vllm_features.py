@@ -9,6 +9,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm_rig import Rig
 
 from cbatch import Limits, Plan, Request, View
+from cbatch.request import FinishReason
 from cbatch.vllm import Adapter
 from policies.chunking import Fixed
 from policies.orca import Orca
@@ -115,6 +116,38 @@ def test_blocks_that_a_connector_brings_need_not_be_computed(asynchronous: bool)
     rig.update()
     assert serve(rig) == [{"0": 1}]
     assert rig.scheduler.counts.short == 1
+
+
+class Reserving:
+    """Chunks of four tokens, with all blocks reserved. hook: called once, in a plan that then fails. ended: reasons by request."""
+
+    def __init__(self, hook: Any = None) -> None:
+        self.hook, self.ended = hook, dict[int, FinishReason]()
+
+    def plan(self, view: View) -> Plan:
+        if self.hook is not None:
+            hook, self.hook = self.hook, None
+            hook()
+            raise ValueError("no plan")
+        plan = view.plan()
+        plan.add_decodes()
+        for request in [*view.prefilling, *view.waiting]:
+            plan.add(request, 4, reserve=request.num_tokens + 8)
+        return plan.build()
+
+    def on_finish(self, request: Request) -> None:
+        assert request.finish_reason is not None
+        self.ended[request.id] = request.finish_reason
+
+
+@pytest.mark.parametrize(("asynchronous", "held"), [(False, 7), (True, 2)], ids=["at once", "later"])
+def test_reserved_blocks_count_what_a_connector_brings(asynchronous: bool, held: int) -> None:
+    """28 reserved tokens are 7 blocks, the connector's among them. Those that are fetched are as many as the other machine has: 2."""
+    rig = rig_of(Reserving())
+    rig.scheduler.connector = Elsewhere(asynchronous)
+    add(rig, Request(0, 20, 8))
+    rig.schedule()
+    assert len(rig.scheduler.kv_cache_manager.get_block_ids("0")[0]) == held
 
 
 class Noting(Orca):
