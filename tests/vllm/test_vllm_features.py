@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.request import RequestStatus
 from vllm_rig import Rig
 
 from cbatch import Limits, Plan, Request, View
@@ -16,6 +17,7 @@ from policies.orca import Orca
 from policies.sarathi_serve import SarathiServe
 
 LIMITS = Limits(4, 64, 60)
+LATE = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 
 
 def rig_of(policy: Any, **given: Any) -> Any:
@@ -148,6 +150,22 @@ def test_reserved_blocks_count_what_a_connector_brings(asynchronous: bool, held:
     add(rig, Request(0, 20, 8))
     rig.schedule()
     assert len(rig.scheduler.kv_cache_manager.get_block_ids("0")[0]) == held
+
+
+@pytest.mark.parametrize("mode", ["fallback", "shadow"])
+def test_a_request_that_vllm_schedules_as_its_grammar_is_ready_is_shown(mode: Any) -> None:
+    """The grammar is ready while the policy plans, so that vLLM's own rule admits the request; it outlives the other one."""
+    policy = Reserving(lambda: setattr(late.structured_output_request, "grammar", "compiled"))
+    rig = Rig(Adapter(policy, mode), LIMITS, 60, 4)
+    late = rig.request(Request(1, 8, 9))
+    late.status, late.structured_output_request = LATE, SimpleNamespace(grammar=None)
+    add(rig, Request(0, 20, 2))
+    rig.scheduler.add_request(late)
+    for num_decodes in range(9):
+        assert rig.schedule().num_scheduled_tokens["1"] == (1 if num_decodes else 8)
+        rig.update()
+    assert not rig.scheduler._planner.population.by_id
+    assert rig.scheduler.counts.different == 0
 
 
 class Noting(Orca):
