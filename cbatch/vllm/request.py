@@ -124,7 +124,7 @@ class Population(Queues):
                 self.leave(request)
 
     def end(self, source: Any, rejected: str | None, cancelled: bool, now: float) -> ServedRequest:
-        """Records that vLLM has ended a request. rejected: why it was not served. cancelled: whether its client has left."""
+        """Records that vLLM has ended a request. rejected: why it was not served. cancelled: whether its client has left, or vLLM has failed it."""
         request = self.by_id.pop(source.request_id)
         self._free_rows.append(request._row)
         self.leave(request)

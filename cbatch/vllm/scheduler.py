@@ -22,6 +22,8 @@ from cbatch.vllm.settings import Adapter, Counts
 from cbatch.vllm.steering import Steering
 from cbatch.vllm.support import check_features, check_seams, check_state, names_of
 
+_BROKEN_OFF = RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR
+
 
 def make_scheduler(adapter: Adapter, vllm_config: Any, clock: Clock | None = None, **arguments: Any) -> Scheduler:
     """Returns a vLLM scheduler that follows a policy; asynchronous if vLLM is configured so.
@@ -159,7 +161,7 @@ class _Policed:
 
     def _free_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         why = next((why for _, id_, why in self._refused if id_ == request.request_id), None)
-        self._planner.end(request, why, request.status == RequestStatus.FINISHED_ABORTED)
+        self._planner.end(request, why, request.status in _BROKEN_OFF)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
     # -- parts ---------------------------------------------------------------------------------------------------------

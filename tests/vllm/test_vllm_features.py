@@ -168,6 +168,20 @@ def test_a_request_that_vllm_schedules_as_its_grammar_is_ready_is_shown(mode: An
     assert rig.scheduler.counts.different == 0
 
 
+def test_a_request_that_vllm_fails_is_not_served() -> None:
+    """Its grammar refuses the token: the policy hears of a request that was broken off, not of one that stopped."""
+    policy = Reserving()
+    rig = rig_of(policy)
+    manager, refuses = rig.scheduler.structured_output_manager, lambda id_, tokens: False
+    manager.should_advance = lambda request: request.request_id == "0"  # vLLM 0.22.1
+    manager.accept_tokens = lambda request, tokens: request.request_id == "1"  # vLLM 0.33.0
+    grammar = SimpleNamespace(grammar=SimpleNamespace(accept_tokens=refuses))
+    add(rig, Request(0, 4, 9), structured_output_request=grammar)
+    add(rig, Request(1, 4, 1))
+    serve(rig)
+    assert policy.ended == {0: FinishReason.CANCELLED, 1: FinishReason.LENGTH}
+
+
 class Noting(Orca):
     """asked: the iterations for which it was asked."""
 
