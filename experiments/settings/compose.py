@@ -29,7 +29,7 @@ from yaml import YAMLError
 from cbatch import ConfigError
 from experiments.keys import key_of
 from experiments.progress import bar
-from experiments.settings.construct import PASSED_ON
+from experiments.settings.construct import PASSED_ON, locate, parameters_of, takes
 from experiments.settings.error_lines import explain
 from experiments.settings.groups import CONFIG_FOLDER, VERSION, compose_config, initialized, parse, version_of_files
 from experiments.settings.option_arguments import with_arguments
@@ -166,11 +166,21 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
         HydraConfig.instance().cfg = root = OmegaConf.create(flags={"no_deepcopy_set_nodes": True})  # type: ignore[assignment]
         root.hydra = node
         node._set_parent(config)
+        _lift_chunk(config)
         for key in ("chunk", "seed"):  # sections that refer to these keys require whole numbers
             if isinstance(value := config.get(key), float) and value.is_integer():  # 1e3
                 config[key] = int(value)
     keys: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     return Composed(keys, overrides, choices, _shorten(named, keys), number, swept, _unused(config))
+
+
+def _lift_chunk(config: DictConfig) -> None:
+    """Makes an argument `chunk` of the policy, as in policy=sarathi(chunk=512), the run's `chunk`, which the policy's other arguments follow."""
+    policy = config.get("policy")
+    given = isinstance(policy, DictConfig) and "chunk" in policy and "_target_" in policy
+    if given and not takes(parameters_of(locate("policy", policy["_target_"])), "chunk"):
+        own = policy.pop("chunk")
+        (policy if "chunk" in _unused(config) else config)["chunk"] = own
 
 
 def _unused(config: DictConfig) -> list[str]:

@@ -102,8 +102,6 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
         parameters = parameters_of(locate(path, target))
         for key in (key for key in config if key not in _OWN_KEYS):
             remedy = f"; ~{path}.{key} removes the one that policy=NAME set" * (path == "policy" and key in PASSED_ON)
-            if path == "policy" and key == "chunk" and "chunking" in config:
-                remedy = f"; chunk={config[key]} is a key of its own; compare takes sweeps of several chunks"
             remedy = remedy or f"; '{path}={{_target_: {target}, ...}}' leaves out what a preset sets" * ("." in path)
             check_argument(f"{path}.{key}", target, remedy)
         for name, parameter in parameters.items():
@@ -123,11 +121,16 @@ def check_argument(key: str, target: str, remedy: str = "") -> None:
     """Raises ConfigError if the target of the key's section does not accept the argument."""
     path, _, name = key.rpartition(".")
     parameters = parameters_of(locate(path, target))
-    if name not in parameters and all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+    if not takes(parameters, name):
         if path == "backend" and not parameters:
             raise ConfigError(f"{key}: backend=auto has no {name}; give backend=sim, cpu or cuda")
         known = nearest(name, parameters) if parameters else f"it takes none; choose another option with {path}=NAME"
         raise ConfigError(f"{key}: {target} takes no such argument; {known}{remedy}")
+
+
+def takes(parameters: Mapping[str, inspect.Parameter], name: str) -> bool:
+    """Returns whether these are the parameters of a target that accepts an argument of this name."""
+    return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def _check_types(path: str, config: Mapping[str, Any]) -> None:

@@ -84,7 +84,7 @@ def recipe_of(section: object, chunk: int | str, chosen: dict[str, str], draftin
     chunking = section.get("chunking")
     if isinstance(chunking, Mapping) and chunking.get("chunk", chunk) != chunk:
         size = chunking["chunk"]
-        remedy = f"give chunk={size} in place of it; different chunks by policy are a sweep each, which compare takes together"
+        remedy = f"give chunk={size} in place of it; policy=NAME(chunk={size}) for one policy of a sweep"
         raise ConfigError(f"chunk={chunk}: has no effect beside chunking.chunk={size}; {remedy}")
     if chunk == "auto" and isinstance(chunking, Mapping) and "chunk" in chunking:
         section = {**section, "chunking": {"_target_": "policies.chunking.PDAware"}}

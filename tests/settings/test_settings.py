@@ -154,8 +154,37 @@ def test_a_chunk_of_python_counts_or_is_refused(chunk: int) -> None:
         ConfigError, match=f"^chunk={chunk}: has no effect beside chunking.chunk=256; give chunk=256 in"
     ):
         read_settings(replace(composed, keys={**composed.keys, "chunk": chunk}))
-    with pytest.raises(ConfigError, match=r"^policy\.chunk: .*; chunk=64 "):
-        compose_run("policy=sarathi", "+policy.chunk=64")
+
+
+@pytest.mark.parametrize(
+    ("policy", "chunk"),
+    [
+        ("sarathi(chunk=512)", "policy=sarathi chunk=512"),
+        ("vllm_v1(chunk=1e3)", "policy=vllm_v1 chunk=1000"),
+        ("sarathi_serve(chunking=fixed,chunk=auto)", "policy=sarathi_serve chunking=fixed chunk=auto"),
+        (
+            "qoserve(chunk=512,chunking=filling(full=128))",
+            "policy=qoserve chunking=filling chunking.full=128 chunk=512",
+        ),
+    ],
+)
+def test_a_chunk_in_parentheses_is_the_chunk_of_that_policy(policy: str, chunk: str) -> None:
+    """Whatever the other policies of the sweep have; also what compares and checks runs by their chunk sees it."""
+    own, given = compose_run(f"policy={policy}", "chunk=128"), compose_run(*chunk.split())
+    assert (own.identity, own.chunk, own.chosen) == (given.identity, given.chunk, given.chosen)
+    assert "chunk" not in own.composed.keys["policy"]
+
+
+def test_a_chunk_that_a_policy_does_not_follow_is_its_own_argument(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "class Own:\n    def __init__(self, chunk, size=1): self.chunk, self.size = chunk, size\n    plan = print\n"
+    (tmp_path / "owner.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = compose_run("policy=owner.Own(chunk=7,size=${chunk})", "chunk=128")
+    assert (made.chunk, made.policy.section) == (128, {"_target_": "owner.Own", "chunk": 7, "size": 128})
+    with pytest.raises(ConfigError, match=r"^policy\.chunk: policies\.orca\.Orca takes no such argument"):
+        compose_run("policy=orca(chunk=64)")
 
 
 def test_an_identity_holds_what_a_run_depends_on() -> None:
