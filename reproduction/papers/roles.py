@@ -107,10 +107,14 @@ def table(data: pd.DataFrame) -> str:
 
 @print_style()
 def draw(data: pd.DataFrame) -> Figure:
-    """Goodput against the ratio of prefillers and decoders of eight GPUs: a panel for each workload, a line for each pair of objectives."""
+    """Goodput against the ratio of prefillers and decoders of eight GPUs: a panel for each workload, a line for each pair of objectives.
+
+    Error bars are cut at 0 and at the offered rate.
+    """
     figure, (axes,) = new_figure(1, len(NAMES), 2.6)
     for panel, (name, title) in zip(axes, NAMES.items(), strict=True):
         runs = data[(data["gpus"] == 8) & (data["workload"] == name)]
+        (rate,) = runs["rate"].unique()
         for index, text in enumerate(OBJECTIVES):
             goodput = (runs[text] * runs["rate"]).groupby(runs["prefillers"]).agg(list).map(mean_of)
             style = line_style(index)
@@ -119,10 +123,8 @@ def draw(data: pd.DataFrame) -> Figure:
                 (slice(1, None), {**style, "label": text}),
             ):
                 part = goodput.iloc[places]
-                panel.errorbar(
-                    part.index, [each.mean for each in part], [each.half for each in part], capsize=2, **drawn
-                )
-        (rate,) = runs["rate"].unique()
+                ends = [(min(each.half, each.mean), min(each.half, rate - each.mean)) for each in part]
+                panel.errorbar(part.index, [each.mean for each in part], [*zip(*ends, strict=True)], capsize=2, **drawn)
         panel.axhline(rate, color="#777777", linewidth=0.7, label="offered")
         panel.set(title=f"{title}, {rate} requests/s", ylim=(0, None), xlabel="prefillers : decoders")
         panel.set_xticks(range(8), ["no\nroles", *(f"{number}:{8 - number}" for number in range(1, 8))])

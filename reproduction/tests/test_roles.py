@@ -19,4 +19,9 @@ def test_the_stored_table_is_of_the_stored_runs() -> None:
     strict, middle, relaxed = (data[text] for text in OBJECTIVES)
     assert (strict <= middle).all() and (middle <= relaxed).all()
     assert table(data) == (PLACE / "table.md").read_text()
-    assert len(draw(data).axes) == len(LOADS[8])
+    figure = draw(data)
+    assert len(figure.axes) == len(LOADS[8])
+    for panel, (rate,) in zip(figure.axes, LOADS[8].values(), strict=True):
+        bars = [bar for _, _, (lines,) in panel.containers for bar in lines.get_segments()]
+        ends = [height for bar in bars for _, height in bar]
+        assert min(ends) >= 0 and max(ends) == rate, "intervals are cut where goodput ends"
