@@ -91,7 +91,7 @@ class Search:
         self.requests, self.most = goal.requests, goal.replications(goal.requests)
         self.outcomes: list[Outcome] = []
         self._pilots: list[Outcome] = []
-        self._alone_passes = False
+        self._idle = 0.0  # requests per second at which requests are served one by one
         self._throughput = inf
         self._control: Control | None = None
 
@@ -112,6 +112,8 @@ class Search:
             if beyond := self._rates_beyond(capacity, rates):
                 rates = sorted([*rates, *beyond])
                 self._add(beyond, range(min(FIRST, num)), warmup)
+            elif not capacity.high:
+                raise ConfigError(f"slo: is not met even at {rates[0]:g} {self.goal.unit}; set looser objectives")
             elif between := self._rates_between(capacity, rates):
                 rates = sorted([*rates, *between])
                 self._add(between, range(num), warmup)
@@ -139,7 +141,7 @@ class Search:
         while failing > _NARROW * passing:
             passes, in_system = self._pilot(rate)
             if not passes and not passing and failing < inf:
-                self._check_alone(rate / in_system)
+                self._check_alone(rate, in_system)
             passing, failing, at_passing = (rate, failing, in_system) if passes else (passing, rate, at_passing)
             if not self.goal.grows:
                 self._warmup(at_passing)  # grows with the rate: raises as soon as the requests are too few
@@ -169,14 +171,21 @@ class Search:
         passes, text, outcomes = self._try(rate, requests, warmup)
         if rate < _AT_ONCE:
             self.log(f"bracket: {rate:g} {self.goal.unit} {'passes' if passes else 'fails'} ({text})")
-        return passes, float(np.mean([outcome.in_system for outcome in outcomes]))
+        if (in_system := float(np.mean([outcome.in_system for outcome in outcomes]))) == inf:
+            when = f"at {rate:g} {self.goal.unit}" if rate < _AT_ONCE else "if all arrive at once"
+            raise ConfigError(f"requests={requests}: none is served {when}; let the policy admit some")
+        return passes, in_system
 
-    def _check_alone(self, rate: float) -> None:
-        """Raises ConfigError if requests fail although they are served one by one. rate: 1 / seconds in the system, or less."""
-        if self._alone_passes:
+    def _check_alone(self, rate: float, in_system: float) -> None:
+        """Raises ConfigError if requests fail although they are served one by one. rate: fails, with so many requests in the system."""
+        size = self.requests, self.requests // 4  # as in the bracket
+        if not self._idle:
+            self._idle, size = _round(_IDLE * rate / in_system), (min(_FEW, self.requests), 0)
+            rate = self._idle
+        if rate > self._idle:
             return
-        self._alone_passes, text, _ = self._try(_round(_IDLE * rate), min(_FEW, self.requests), 0)
-        if not self._alone_passes:
+        passes, text, _ = self._try(rate, *size)
+        if not passes:
             problem = f"slo: no rate meets it, as even requests served one at a time reach only {text}"
             raise ConfigError(f"{problem}; set looser objectives")
 
@@ -187,7 +196,7 @@ class Search:
             outcomes += self.simulate(pairs[1:], requests, warmup)
         self._pilots += outcomes
         share = sum(outcome.good for outcome in outcomes) / max(sum(outcome.total for outcome in outcomes), 1)
-        return share >= self.goal.level, f"attainment {100 * share:.3g}%", outcomes
+        return share >= self.goal.level, f"attainment {100 * share:.4g}%", outcomes
 
     def _hopeless(self, first: Outcome, num: int) -> bool:
         """Returns whether the first of `num` replications decides that a rate fails, even if all others have no violation."""
@@ -235,7 +244,7 @@ class Search:
     def _rates_between(self, capacity: Capacity, rates: Sequence[float]) -> list[float]:
         """Returns the ends of the wanted interval that no rate is near: between two rates shares are interpolated."""
         accuracy, room, added = self.goal.accuracy, _MOST_RATES - len(rates), list[float]()
-        for sign in (-1, 1):
+        for sign in (-1, 1) if capacity.rate else ():
             end = self._round(capacity.rate * (1 + sign * accuracy))
             is_near = any(0 <= sign * (rate / capacity.rate - 1) <= 1.5 * accuracy for rate in rates)
             if not is_near and end not in rates:

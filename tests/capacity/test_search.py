@@ -1,5 +1,8 @@
 """The search for a capacity on curves that are known."""
 
+from collections.abc import Callable
+from math import inf
+
 import pytest
 from curve import Curve, one_percent_at_7
 
@@ -87,6 +90,40 @@ def test_requests_alone_are_few_and_all_count() -> None:
     with pytest.raises(ConfigError, match="served one at a time"):
         search(curve)
     assert curve.sizes[-1] == (200, 0)
+
+
+class Spoiled(Curve):
+    """A curve with other outcomes. spoil: called with each outcome."""
+
+    def __init__(self, spoil: Callable[[Outcome], Outcome], violations: Callable[[float], float]) -> None:
+        super().__init__(violations)
+        self.spoil = spoil
+
+    def simulate(self, number: int, rate: float, requests: int, warmup: int) -> Outcome:
+        return self.spoil(super().simulate(number, rate, requests, warmup))
+
+
+def test_a_lower_rate_than_that_of_requests_alone_decides_that_none_passes() -> None:
+    """1.02% fail at all rates, and by chance none of the few requests that are served one at a time."""
+    few = Spoiled(lambda made: made._replace(good=made.total) if made.requests == 200 else made, lambda rate: 0.0102)
+    with pytest.raises(ConfigError, match=r"served one at a time reach only attainment 98\.98%"):
+        search(few)
+    assert min(rate for _, rate in few.pairs) > 0.02 / 4
+
+
+def test_a_policy_that_serves_no_request_is_named() -> None:
+    none = Spoiled(lambda made: made._replace(good=0, in_system=inf), lambda rate: 1.0)
+    with pytest.raises(ConfigError, match="requests=100000: none is served if all arrive at once"):
+        search(none)
+
+
+def test_the_least_number_of_sessions_may_fail_with_more_replications() -> None:
+    """One session passes in the four replications of the bracket, and fails in the next four."""
+    one = Spoiled(
+        lambda made: made._replace(good=made.total * (made.replication < 4 and made.rate == 1)), lambda _: 0.0
+    )
+    with pytest.raises(ConfigError, match="slo: is not met even at 1 sessions"):
+        search(one, per_session=20.0)
 
 
 def test_too_few_requests_are_refused_as_soon_as_that_is_certain() -> None:
