@@ -9,7 +9,7 @@ import pandas as pd
 from experiments.capacity.command import slo_text
 from experiments.report.headings import heading_of
 from experiments.report.intervals import compare, mean_of
-from experiments.report.labels import label_runs
+from experiments.report.labels import is_seed, label_runs, settings_of
 from experiments.report.notes import made_text, notes_of
 from experiments.store.run_folder import ERRORS, run_folders
 from experiments.store.runs import read_runs
@@ -31,6 +31,7 @@ FIGURES = {heading_of(key).text: key for key in _KEYS}
 """Columns: keys of figures in summary.json by heading."""
 
 _SHOWN_APART = ("load", "slo", "workload")  # have separate columns
+_SHOWN_OF_WORKLOAD = ("workload.load", "workload.slo.", "workload.tiers")
 
 
 def count_runs(root: Path) -> str:
@@ -70,10 +71,22 @@ def _replications(runs: pd.DataFrame) -> pd.DataFrame:
     for overrides in (summary["about"]["overrides"] for summary in runs["summary"]):
         given = dict(override.partition("=")[::2] for override in overrides)
         slos.append(slo_text(given.get("slo", "strict"), overrides))
-    place = {"policy": label_runs(runs, shown), "trace": runs["workload"].str.removeprefix("traces/"), "slo": slos}
+    place = {"policy": label_runs(runs, shown), "trace": _traces(runs), "slo": slos}
     cell = {"load": runs["load.load"], "rate": runs["load.rate"], "seed": runs["workload.seed"]}
     figures = {name: heading_of(key).factor * runs.get(key, np.nan) for name, key in FIGURES.items()}
     return pd.DataFrame({**place, **cell, **figures})
+
+
+def _traces(runs: pd.DataFrame) -> "pd.Series[str]":
+    """Returns the workload of each run, with those of its settings that differ between its runs and that no column shows."""
+    traces = names = runs["workload"].str.removeprefix("traces/")
+    settings = settings_of(runs)
+    for key in map(str, settings):
+        if key.startswith("workload.") and not (key.startswith(_SHOWN_OF_WORKLOAD) or is_seed(key)):
+            differs = settings[key].groupby(names).transform("nunique", dropna=False) > 1
+            part = f", {key.removeprefix('workload.')}=" + settings[key].fillna("null")
+            traces = traces + part.where(differs, "")
+    return traces
 
 
 def _cells(replications: pd.DataFrame) -> pd.DataFrame:

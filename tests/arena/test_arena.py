@@ -17,6 +17,7 @@ from experiments.arena.board import ATTAINED, FIGURES, LATENCY
 from experiments.report.headings import flat
 from experiments.run import main as run
 from experiments.store.run_folder import run_folders
+from experiments.store.runs import read_runs
 
 SMALL = ["model=tiny", "workload=open_loop", "batch=4", "kv_tokens=4000", "max_tokens=2048", "max_running=auto"]
 ARENA = [*SMALL, *["policy=orca", "slo.ttft=0.004", "slo=none", "workload.load=0.7", "replications=2"]]
@@ -62,6 +63,12 @@ def test_a_cell_is_runs_at_its_rate(folder: Path) -> None:
     assert {summary(path)["about"]["load"]["rate"] for path in run_folders(Path("multirun"))} == {rate}
     text = Path("multirun/arena/arena.md").read_text()
     assert "| orca" in text and "| request_level" in text, "the page shows all that the folder holds"
+    arena(*[key.replace("requests=20", "requests=10") for key in ARENA])
+    pages = boards._replications(read_runs(Path("multirun")))
+    assert pages.groupby("trace")["seed"].apply(sorted).to_dict() == {
+        "open_loop, num_requests=10": [0, 1],
+        "open_loop, num_requests=20": [0, 0, 1, 1],  # of two policies
+    }
 
 
 @pytest.mark.parametrize("mistake", ["workload.load=0", "replications=1", "backend=cpu", "load=0.5"])
