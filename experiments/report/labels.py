@@ -63,8 +63,9 @@ def with_given(runs: pd.DataFrame) -> "pd.Series[str]":
         ]
         texts = [text for about in abouts for text in about["overrides"] if key_of(text).split(".")[0] in _OF_POLICY]
         given = {name for text in texts for name in [key_of(text).rpartition(".")[2], *_INSIDE.findall(text)]}
+        absent = {"drafting": "none"} if "drafting" in given else {}  # where a section has no rule
         for place, section in zip(rows.index, sections, strict=True):
-            own = {
+            own = absent | {
                 key: value
                 for key, value in section.items()
                 if key.rpartition(".")[2] in given or any(other.get(key) != value for other in sections)

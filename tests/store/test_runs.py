@@ -69,9 +69,9 @@ def test_a_policy_has_the_arguments_that_vary_or_were_given_also_their_defaults(
     drafts = run("orca(drafting=fixed)", "policy='orca(drafting=fixed(k=3))'", policy__drafting__k=3)
     chosen = run("orca(drafting=ema(low=1))", "drafting=ema(low=1,high=2)", policy__drafting__high=2)
     plain = run("fcfs", "policy=fcfs", policy__victim="last")
-    assert labels(slow, fast, urgent, drafts, chosen, plain) == [
+    assert labels(slow, fast, urgent, drafts, chosen, run("orca", "drafting=none"), plain) == [
         *("Timed(tbt=0.02)", "Timed(tbt=0.01)", "urgent(budget=512)", "orca(drafting=fixed(k=3))"),
-        *("orca(drafting=ema(low=1, high=2))", "fcfs"),
+        *("orca(drafting=ema(low=1, high=2))", "orca(drafting=none)", "fcfs"),
     ]
     assert labels(run("a text, of (its", "policy=x(a=1)", policy__a=1)) == ["a text, of (its"]
 
