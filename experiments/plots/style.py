@@ -54,9 +54,6 @@ _HEADING_WIDTH, _LEGEND_WIDTH, _LABEL_WIDTH, _NOTE_WIDTH = 105, 125, 140, 145  #
 PREFILL, DECODE, PADDING, HOST, IDLE = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2"
 """Fill colours, which also differ in lightness."""
 
-_OTHERS = "{} more in the file's metadata"
-"""After the notes below a figure, if others do not fit."""
-
 _SERIES = matplotlib.rc_params_from_file(Path(__file__).with_name("series.mplstyle"), use_default_template=False)
 _STYLES: list[dict[str, Any]] = list(_SERIES["axes.prop_cycle"])
 MOST_SERIES = len(_STYLES)
@@ -146,7 +143,7 @@ def add_title(
     below: str = "",
     look: Look = PLAIN,
 ) -> None:
-    """Adds a heading with the settings that all runs share and the legend's handles, and two lines of notes below the figure.
+    """Adds a heading with the settings that all runs share and the legend's handles, and notes below the figure.
 
     All notes on the runs become the figure's label, which `save` writes into the file.
 
@@ -211,29 +208,12 @@ def wrap(text: str, width: int) -> str:
     return next(even for least in widths if (even := fill(text, least, break_on_hyphens=False)).count("\n") == lines)
 
 
-def fit(notes: Sequence[str], width: int) -> str:
-    """Returns the notes that fit on two lines, the first ones first, and the number of the others."""
-    for reserved in (0, len(_OTHERS) + 2):
-        lines, num_left = ["", ""], 0
-        for note in notes:
-            longer = ["; ".join(filter(None, [line, note])) for line in lines]
-            fits = [len(text) <= width - reserved * row for row, text in enumerate(longer)]
-            if True in fits:
-                lines[fits.index(True)] = longer[fits.index(True)]
-            else:
-                num_left += 1
-        if not num_left:
-            break
-    others = _OTHERS.format(num_left) if num_left else ""
-    return "\n".join(filter(None, [lines[0], "; ".join(filter(None, [lines[1], others]))]))
-
-
 def add_heading(
     figure: Figure, heading: str, notes: Sequence[str], handles: Sequence[Artist], size: Size | None
 ) -> None:
-    """Adds a heading with the legend's handles, and below the figure those of the notes that fit on two lines.
+    """Adds a heading with the legend's handles, and the notes below the figure.
 
-    size: size of the figure; None: a legend of several rows makes the figure higher.
+    size: size of the figure; None: a legend of several rows, and notes of more than two lines, make the figure higher.
     """
     if size:
         figure.set_size_inches(size)
@@ -241,6 +221,9 @@ def add_heading(
     width = int(_HEADING_WIDTH * pages)
     parts = [part.replace(" ", "\xa0") if len(part) < width // 2 else part for part in heading.split(", ")]
     heading = wrap(", ".join(parts), width).replace("\xa0", " ")  # breaks after commas
+    footer = wrap("; ".join(notes), int(_NOTE_WIDTH * pages))
+    if not size:
+        figure.set_figheight(figure.get_figheight() + 0.1 * max(footer.count("\n") - 1, 0))
     for panel in figure.axes:
         panel.set_xlabel(wrap(panel.get_xlabel(), int(_LABEL_WIDTH * panel.bbox.width / figure.bbox.width * pages)))
         height = int(0.6 * _LABEL_WIDTH * panel.bbox.height / figure.bbox.width * pages)
@@ -250,7 +233,7 @@ def add_heading(
     else:
         figure.suptitle(heading, fontsize=9)
     figure.align_ylabels()
-    figure.supxlabel(fit(notes, int(_NOTE_WIDTH * pages)), fontsize=6, color="#555555", wrap=True)
+    figure.supxlabel(footer, fontsize=6, color="#555555", wrap=True)
     if size:
         _shrink_labels(figure)
 

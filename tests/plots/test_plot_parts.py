@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from experiments.plots import parts
-from experiments.plots.style import add_heading, fit, line_style, new_figure, print_style, wrap
+from experiments.plots.style import add_heading, line_style, new_figure, print_style, wrap
 
 
 @pytest.mark.parametrize("values", [[], [0.0, 0.0]], ids=["nothing", "zeros"])
@@ -20,14 +20,15 @@ def test_an_axis_without_positive_values_can_be_drawn(values: list[float]) -> No
     figure.draw_without_rendering()
 
 
-def test_the_notes_that_fit_on_two_lines_stand_below_a_figure() -> None:
-    """With 60 characters per line, of which the count of the others takes 31."""
-    first, second, third, fourth = (letter * length for letter, length in zip("abcd", (40, 30, 10, 25), strict=True))
-    assert fit([], 60) == "" and fit([first], 60) == first
-    assert fit([first, second, third, fourth], 60) == f"{first}; {third}\n{second}; {fourth}"
-    others = f"{first}; {third}\n{fourth}; 2 more in the file's metadata"
-    assert fit([first, second, third, fourth, "e" * 10], 60) == others
-    assert fit([first], 35) == "1 more in the file's metadata"
+def test_all_notes_stand_below_a_figure() -> None:
+    """In lines of at most 145 characters; each line beyond two makes the figure higher, unless its size is given."""
+    notes = [" ".join(letter * 60) for letter in "abcd"]  # of 119 characters
+    for size, height in ((None, 2.2), ((7.0, 2.0), 2.0)):
+        figure, _ = new_figure(1, 1, 2.0)
+        add_heading(figure, "", notes, (), size)
+        lines = figure.get_supxlabel().splitlines()
+        assert " ".join(lines) == "; ".join(notes) and len(lines) == 4 and max(map(len, lines)) <= 145
+        assert figure.get_figheight() == pytest.approx(height)
 
 
 def test_a_long_label_is_broken_and_makes_the_figure_higher() -> None:
