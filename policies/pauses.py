@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 
 from cbatch import ConfigError, Described, Request
+from policies.shared.latest import Latest
 from policies.shared.programs import ends_program, program_of
 
 
@@ -17,7 +18,7 @@ class Pauses(Described):
         if not 1 <= least <= window:
             raise ConfigError(f"pauses: need 1 <= {least=} <= {window=}")
         self.least, self.window = least, window
-        self._ended: dict[Hashable, tuple[float, Hashable]] = {}  # by session: end of the latest request, and its tool
+        self._ended = Latest[Hashable, tuple[float, Hashable]]()  # by session: end of the latest request, and its tool
         self._of_tool: defaultdict[Hashable, deque[float]] = defaultdict(lambda: deque(maxlen=window))
         self._of_all = deque[float](maxlen=window)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from cbatch import ConfigError, Request, View
+from policies.shared.latest import Latest
 from policies.shared.programs import ends_program
 from policies.vllm_v1 import VllmV1
 
@@ -32,7 +33,7 @@ class SessionAffinity(VllmV1):
         if window < 0 or least_blocks < 1 or ttl < 0 or patience < 0:
             raise ConfigError(f"policy: need {window=}, {ttl=}, {patience=} >= 0 and {least_blocks=} >= 1")
         self.window, self.least_blocks, self.ttl, self.patience = window, least_blocks, ttl, patience
-        self._ended: dict[str, float] = {}  # seconds of the latest end, by session
+        self._ended = Latest[str, float]()  # seconds of the latest end, by session
 
     def waiting(self, view: View) -> Iterable[Request]:
         first = self._promoted(view)

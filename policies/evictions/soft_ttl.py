@@ -10,6 +10,7 @@ from itertools import takewhile
 
 from cbatch import BlockHash, CachedBlock, ConfigError, Eviction, Request
 from policies.pauses import TimeToLive
+from policies.shared.latest import Latest
 
 
 class SoftTTL(Eviction):
@@ -30,7 +31,7 @@ class SoftTTL(Eviction):
         self.ttl = ttl
         self.until: dict[str, float] = {}  # by session
         self._ends_unknown: dict[str, None] = {}  # sessions, in the order of the ends of their times
-        self._ended: set[str] = set()  # sessions whose last request has ended; earlier ones may still run
+        self._ended = Latest[str, None]()  # sessions whose last request has ended; earlier ones may still run
         self._hashes: defaultdict[str, set[BlockHash]] = defaultdict(set)
         self._sessions: defaultdict[BlockHash, set[str]] = defaultdict(set)
 
@@ -68,7 +69,7 @@ class SoftTTL(Eviction):
 
     def on_finish(self, request: Request) -> None:
         if request.last and request.session is not None:
-            self._ended.add(request.session)
+            self._ended[request.session] = None
             self.end(request.session)
 
     def end(self, session: str) -> None:

@@ -7,7 +7,8 @@
 
 Sources: llm-d/llm-d-inference-scheduler @520af478, kubernetes-sigs/gateway-api-inference-extension. The default weights are the chart's;
 the sample with precise prefixes has weights={queue: 1, kv: 1, prefix: 2}. At most 256 blocks of a prompt match. `approximate` matches the prompts
-sent to a replica, its 31,250 latest blocks, in place of reported caches. Left out: filters, saturation, predicted latencies.
+sent to a replica, its 31,250 latest blocks, in place of reported caches. llm-d's clients keep their sessions' replicas; here the router keeps those of the
+latest 100,000 sessions. Left out: filters, saturation, predicted latencies.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from types import MappingProxyType
 
 from cbatch import ConfigError, Request
 from cbatch.cluster import ClusterView, ReplicaView
+from policies.shared.latest import Latest
 from policies.shared.sent_prefixes import SentPrefixes
 from policies.shared.ties import Ties
 
@@ -43,7 +45,7 @@ class LlmD:
         self._weights = dict(weights)
         self._approximate, self._ties = approximate, Ties(ties, seed)
         self._sent: list[SentPrefixes] = []
-        self._replica_of: dict[tuple[str, str], int] = {}  # by stage and session
+        self._replica_of = Latest[tuple[str, str], int]()  # by stage and session
 
     def choose(self, request: Request, view: ClusterView) -> int:
         self._sent += (SentPrefixes() for _ in range(len(self._sent), len(view)))

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Hashable
 
 from cbatch import SERVED, Request
+from policies.shared.latest import Latest
 
 
 def program_of(request: Request) -> Hashable:
@@ -22,7 +23,7 @@ class OpenPrograms:
 
     def __init__(self) -> None:
         self._num_open = Counter[Hashable]()  # requests that have arrived and not ended
-        self._over = set[Hashable]()  # sessions whose last request has ended
+        self._over = Latest[Hashable, None]()  # sessions whose last request has ended
 
     def arrive(self, request: Request) -> None:
         self._num_open[program_of(request)] += 1
@@ -32,7 +33,7 @@ class OpenPrograms:
         program = program_of(request)
         self._num_open[program] -= 1
         if request.session is not None and ends_program(request):
-            self._over.add(program)
+            self._over[program] = None
         if self._num_open[program]:
             return False
         del self._num_open[program]

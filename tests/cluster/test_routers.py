@@ -8,6 +8,7 @@ from shown_replicas import ASKED, Shown, letters, loads, prompt, replica
 from cbatch import ConfigError, Request
 from cbatch.cluster import Role, Route
 from policies.routers import CacheAware, Dynamo, KVAware, LlmD, LMetric, LoadAware, Preble, PrefixAware, ShortestTTFT
+from policies.shared import latest
 from policies.shared.sent_prefixes import SentPrefixes
 
 
@@ -157,6 +158,14 @@ def test_llm_d_follows_a_session_and_refuses_unknown_scores() -> None:
     assert [router.choose(prompt("a", session="s"), view) for _ in range(5)] == [home] * 5
     with pytest.raises(ConfigError, match="weights has no score cache; known: queue, running"):
         LlmD({"cache": 1.0})
+
+
+def test_llm_d_forgets_the_session_that_came_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latest, "MOST", 2)
+    router, view = LlmD({"session": 1.0}), loads(0, 0)
+    for session in "abac":
+        router.choose(prompt("a", session=session), view)
+    assert [session for _, session in router._replica_of] == ["a", "c"]
 
 
 def test_llm_d_approximates_by_what_it_sent() -> None:
