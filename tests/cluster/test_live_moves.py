@@ -1,0 +1,220 @@
+"""Moves of a live cluster, its threads taken in turn by hand: any order of what replicas, the router and copies do, drawn from a seed."""
+
+import random
+from collections import deque
+from collections.abc import Callable, Container
+from functools import partial
+from math import inf
+from queue import SimpleQueue
+from typing import Any
+
+from apart import check_empty
+from fuzz_policy import FuzzPolicy
+from schedules import UnitCost
+from tiny_models import LLAMA, LONGEST_OUTPUT, greedy_references, make_executor
+
+from cbatch import Engine, FinishReason, KVSize, Limits, Policy, Request, Server
+from cbatch.arrivals import Listed
+from cbatch.cluster import ClusterView, LiveCluster, Moves, Role, RoundRobin, Route, Router
+from cbatch.cluster.live import _Replica
+from cbatch.cluster.live_transfers import Prefilled
+from cbatch.cluster.transfers import Copier
+from cbatch.host import advance
+from cbatch.runtime.transfers import HostCopy, copy_blocks
+from cbatch.sim.interpolation import PiecewiseLinear
+from cbatch.stall import Patience
+from policies.chunking import Fixed
+from policies.evictions import LRU
+from policies.orca import Orca
+from policies.sarathi_serve import SarathiServe
+
+LIMITS = Limits(max_batch=3, max_tokens=64, max_request_tokens=64)
+SIZE = 4
+
+
+def connect(sender: Any, receiver: Any) -> Copier:
+    return lambda pairs: HostCopy(partial(copy_blocks, sender.caches, receiver.caches, pairs), receiver.follow)
+
+
+class Across:
+    """Each of two replicas computes prompts for the other."""
+
+    def choose(self, request: Request, view: ClusterView) -> Route:
+        return Route(request.id % 2, 1 - request.id % 2)
+
+
+def live_cluster(
+    policies: list[Policy], sizes: list[int], roles: list[Role], router: Router, **moves: Any
+) -> LiveCluster:
+    """sizes: blocks of each replica."""
+    engines = [
+        Server(
+            make_executor(LLAMA, LIMITS, size, SIZE), LIMITS, UnitCost(), KVSize(size, SIZE), prefix_cache=LRU(),
+            patience=Patience(2.0),
+        ).engine(policy)
+        for policy, size in zip(policies, sizes, strict=True)
+    ]  # fmt: skip
+    seconds = PiecewiseLinear((1.0,), (0.0,))
+    given = Moves(SIZE * LLAMA.kv_bytes_per_token, seconds, connect=connect, **moves)
+    return LiveCluster(engines, router, roles=roles, moves=given)
+
+
+class WithClients(_Replica):
+    """Whose clients may leave, as those of a server."""
+
+    def __init__(self, engine: Engine, send: Callable[[Any], object]) -> None:
+        super().__init__(engine, send)
+        self.live: dict[int, Request] = {}
+        self.left_early: Container[int] = ()
+
+    def receive(self, message: Any) -> None:
+        if isinstance(message, int):
+            if request := self.live.get(message):
+                self._engine.cancel(request)
+            return
+        super().receive(message)
+        if isinstance(message, Request):
+            self.adopted(message)
+
+    def adopted(self, request: Request) -> None:
+        self.live[request.id] = request
+        if request.id in self.left_early:
+            self._engine.cancel(request)
+
+    def left(self, prefilled: Prefilled) -> None:
+        del self.live[prefilled.request.id]
+        super().left(prefilled)
+
+    def ended(self, request: Request) -> None:
+        super().ended(request)
+        del self.live[request.id]
+
+
+class ByHand:
+    """The thread of a pair: what it is to do waits until it is told."""
+
+    def __init__(self) -> None:
+        self.waiting = deque[Callable[[], object]]()
+
+    def submit(self, function: Callable[..., object], *arguments: Any) -> None:
+        self.waiting.append(partial(function, *arguments))
+
+    def go(self) -> None:
+        self.waiting.popleft()()
+
+    def shutdown(self) -> None:
+        while self.waiting:
+            self.go()
+
+
+class Threads:
+    """The threads of a cluster, each of which does one thing at a time."""
+
+    def __init__(self, cluster: LiveCluster, requests: list[Request]) -> None:
+        self.cluster, self.pending, self.ended = cluster, deque(requests), list[Request]()
+        self.sent = deque[Any]()  # by replicas, for the thread that routes
+        self.replicas = [WithClients(engine, self.sent.append) for engine in cluster.engines]
+        cluster.attach(Listed(requests))
+        cluster.executor.now()  # starts all clocks
+        cluster.begin(self.replicas, SimpleQueue())
+        self.pairs = {pair: ByHand() for pair in cluster.transfers._of_pairs}
+        cluster.transfers._of_pairs = self.pairs
+        for number, (engine, each) in enumerate(zip(cluster.engines, self.replicas, strict=True)):
+            engine.arrivals = each
+            executor: Any = engine.executor
+            executor.wait = partial(self._wait, number, executor.wait)
+
+    def _wait(self, replica: int, wait: Callable[[Any], Any], in_flight: Any) -> Any:
+        """The device waits for copies."""
+        for (_, receiver), pair in self.pairs.items():
+            if receiver == replica:
+                pair.shutdown()
+        return wait(in_flight)
+
+    def possible(self) -> list[Callable[[], object]]:
+        """What some thread could do next."""
+        able: list[Callable[[], object]] = [pair.go for pair in self.pairs.values() if pair.waiting]
+        return [*able, *self.turns(), *[self.arrive] * bool(self.pending), *[self._take_in] * bool(self.sent)]
+
+    def turns(self) -> list[Callable[[], object]]:
+        """Of the replicas that have anything to do."""
+        engines = zip(self.cluster.engines, self.replicas, strict=True)
+        return [partial(advance, *each) for each in engines if min(each[0].next_at(), each[1].next()) <= each[0].now()]
+
+    def arrive(self) -> None:
+        self.cluster.arrive(self.pending.popleft(), self.cluster.now())
+
+    def _take_in(self) -> None:
+        self.ended += self.cluster.take_in([self.sent.popleft()])
+
+    def settle(self) -> None:
+        self.cluster.transfers.settle()
+        self.cluster.executor.close()
+        check_empty(self.cluster)
+        assert self.cluster._num_open == [0] * len(self.replicas) and not self.cluster._decoders
+        transfers = self.cluster.transfers
+        assert not (transfers._prefiller_of or transfers._sent or any(transfers._after_flight.values()))
+
+
+def random_threads(seed: int) -> LiveCluster:
+    draw, references = random.Random(seed), greedy_references(LLAMA)
+    across = draw.random() < 0.3
+    push, router = not across and draw.random() < 0.6, Across() if across else RoundRobin()
+    roles = [Role.PREFILL] * draw.randint(1, 2) + [Role.DECODE] * draw.randint(1, 2)
+    roles = [Role.BOTH] * 2 if across else roles
+    layers = LLAMA.num_layers if push and draw.random() < 0.5 else 1
+    makers: list[Callable[[], Policy]] = [Orca, lambda: SarathiServe(Fixed(9)), lambda: FuzzPolicy(seed)]
+    policies, sizes = [draw.choice(makers)() for _ in roles], [draw.randint(14, 14 if across else 30) for _ in roles]
+    cluster = live_cluster(
+        policies, sizes, roles, router, push=push, layers=layers, lease=draw.choice([inf, inf, 1e-9, 0.01])
+    )
+    requests = [
+        draw.choice(references).request(id_, draw.randint(1, LONGEST_OUTPUT)) for id_ in range(draw.randint(4, 10))
+    ]
+    threads, left = Threads(cluster, requests), set[int]()
+    while len(threads.ended) < len(requests):
+        able = threads.possible()
+        assert able, f"seed {seed}: nothing can happen, and requests are left"
+        draw.choice(able)()
+        if draw.random() < 0.02 and (
+            there := [*cluster.replica_of.keys() - left - {each.id for each in threads.ended}]
+        ):
+            left.add(id_ := draw.choice(there))
+            cluster.cancel(id_)
+    threads.settle()
+    by_prompt = {tuple(reference.prompt): reference.output for reference in references}
+    for request in requests:
+        whole = request.max_new_tokens if request.finish_reason is FinishReason.LENGTH else len(request.output)
+        assert request.output == by_prompt[tuple(request.prompt or ())][:whole], f"seed {seed}: {request}"
+        assert request.id in left or request.finish_reason is FinishReason.LENGTH
+    return cluster
+
+
+def test_any_order_of_threads_keeps_tokens_and_blocks() -> None:
+    transfers, reasons = [], []
+    for seed in range(40):
+        cluster = random_threads(seed)
+        transfers += cluster.transfers.done
+        reasons += [request.finish_reason for engine in cluster.engines for request in engine.record.requests]
+    assert len(transfers) > 50 and any(each.hidden for each in transfers)
+    assert reasons.count(FinishReason.CANCELLED) > 10
+
+
+def test_replicas_that_hold_blocks_for_each_other_give_way() -> None:
+    """Each of 16 blocks holds 9 for the other, and has no room for the other's 9: one of the leases ends, and its prompt is computed again."""
+    cluster = live_cluster([Orca(), Orca()], [16, 16], [Role.BOTH] * 2, Across())
+    requests = [reference.request(id_, 4) for id_, reference in enumerate(greedy_references(LLAMA)[-2:])]
+    threads = Threads(cluster, requests)
+    for _ in requests:
+        threads.arrive()
+    while len(threads.sent) < len(requests):
+        for turn in threads.turns():
+            turn()
+    assert [len(engine.state.leases) for engine in cluster.engines] == [1, 1]
+    while len(threads.ended) < len(requests):
+        able = threads.possible()
+        assert able, "each waits for the other"
+        able[0]()
+    threads.settle()
+    assert [each.output for each in requests] == [each.output[:4] for each in greedy_references(LLAMA)[-2:]]
+    assert any(each.num_recomputed_tokens for each in requests) and all(each.num_moves == 1 for each in requests)
