@@ -116,7 +116,7 @@ def lend(state: State, request: Request, now: float, until: float = inf) -> Move
 def _lease(state: State, request: Request, hashes: Sequence[BlockHash], now: float, until: float = inf) -> Moved:
     """Leases cached blocks in a row of their own."""
     assert state.cache is not None
-    row, pool = state.table.admit(spec_of(request), request._prefix and request._prefix.prompt), state.cache.pool
+    row, pool = state.table.take_row(request.id), state.cache.pool
     state.fit_pool()
     pool.share(row, hashes)
     state.leases.append(lease := Lease(row, until))
@@ -156,12 +156,13 @@ def reserve(
     hashes = prefix.hashes(num_blocks)[:num_blocks]
     num_found = pool.num_on_device(hashes)
     lacking = num_blocks - num_found
-    num_taken = lacking + num_found - pool.num_in_use(hashes[:num_found])
+    num_taken = lacking + (num_found - pool.num_in_use(hashes[:num_found]) if num_found else 0)
     if num_taken > pool.num_free or not accepts(_room(state, request, num_taken, others)):
         return None
-    row = table.admit(spec_of(request), prefix.prompt)
+    row = table.take_row(request.id)
     state.fit_pool()
-    pool.share(row, hashes[:num_found])
+    if num_found:
+        pool.share(row, hashes[:num_found])
     pool.extend(row, lacking)
     return Loading(request, row, prefix, hashes, num_found)
 

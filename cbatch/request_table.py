@@ -117,12 +117,17 @@ class RequestTable:
             return int(0 < computed < total)
         return int(total - computed)
 
-    def admit(self, spec: RequestSpec, prompt: NDArray[np.int32] | None = None) -> int:
-        """Writes the start values of a request. Returns the request's row. prompt: its tokens as an array, which is copied faster than a list."""
+    def take_row(self, id_: int) -> int:
+        """Returns a row that holds KV blocks of a request elsewhere; `admit` returns one with which it can run."""
         if not self._free_rows:
             self._grow()
         row = self._free_rows.pop()
-        self.id[row] = spec.id
+        self.id[row], self.scheduled_at[row] = id_, NEVER
+        return row
+
+    def admit(self, spec: RequestSpec, prompt: NDArray[np.int32] | None = None) -> int:
+        """Writes the start values of a request. Returns the request's row. prompt: its tokens as an array, which is copied faster than a list."""
+        row = self.take_row(spec.id)
         self.known[row] = self.total[row] = spec.num_prompt_tokens
         self.limit[row] = spec.max_tokens
         self.stop[row] = 0
@@ -131,7 +136,7 @@ class RequestTable:
             self.stop[row] = spec.num_prompt_tokens + spec.true_new_tokens
             self.has_hidden_lengths = True
         self.computed[row] = self.drafts[row] = 0
-        self.scheduled_at[row] = self.sampled_at[row] = self.sampled_row[row] = NEVER
+        self.sampled_at[row] = self.sampled_row[row] = NEVER
         self.first_token_at[row] = self.last_token_at[row] = np.nan
         self.ended[row] = False
         self.can_stop[row] = spec.can_stop

@@ -208,11 +208,15 @@ class LiveTransfers:
     def _read(self, decoder: int, loading: Loading, moved: Moved, now: float) -> bool:
         """Copies what is missing. Returns True: iterations from now on wait for the copies."""
         pool, id_ = self._engines[decoder].state.pool, loading.request.id
-        sent = self._sent.pop(id_, None) or SentBlocks.to(decoder, pool, loading)
-        missing, pair = sent.missing(len(moved.blocks)), (self._prefiller_of[id_], decoder)
-        end = partial(self._end, pair, sent, loading, moved, now)
+        number, pair = len(moved.blocks), (self._prefiller_of[id_], decoder)
+        if (sent := self._sent.pop(id_, None)) is None:
+            sent = SentBlocks.to(decoder, pool, loading)
+            missing = np.arange(loading.num_found, number)
+        else:
+            missing = sent.missing(number)
         if len(missing):
             self._copy(pair, sent, missing, moved)
+        end = partial(self._end, pair, sent, loading, moved, now)
         if sent.latest is None or not sent.is_copying:
             end()
             return False
@@ -222,10 +226,10 @@ class LiveTransfers:
 
     def _copy(self, pair: tuple[int, int], sent: SentBlocks, missing: NDArray[np.int64], moved: Moved) -> None:
         """Begins to copy these of the sender's blocks."""
-        sent.there[missing] = True
-        sent.num_begun += 1
         start = self._engines[pair[1]].now()
         sent.latest = copy = self._copies[pair]((moved.blocks[missing], sent.blocks[missing]))
+        sent.there[missing] = True
+        sent.num_begun += 1
         self._in_order(pair, partial(self._wait, pair, sent, len(missing), start, copy))
 
     def _offer(self, decoder: int, request: Request, moved: Moved) -> None:

@@ -1,6 +1,7 @@
 """Which blocks of a request have been sent to its decoder so far."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -15,28 +16,38 @@ from cbatch.moves import Loading
 class SentBlocks:
     """The part of a request's blocks that is sent before the last copy.
 
-    decoder, blocks: where they go. places: int32 [blocks, block size], of each token in `Step.sent`. there: bool, whether it is there, or on
-    its way. num_begun: copies. latest: of these. copies: blocks, bytes, start and end of those that have ended, seconds.
+    decoder, blocks: where they go. block_size: tokens. num_found: leading blocks that the decoder had already. first_place: of the decoder's
+    cache in `Step.sent`. num_begun: copies. latest: of these. copies: blocks, bytes, start and end of those that have ended, seconds.
     """
 
     decoder: int
     blocks: NDArray[np.int32]
-    places: NDArray[np.int32]
-    there: NDArray[np.bool_]
+    block_size: int
+    num_found: int
+    first_place: int = 0
     num_begun: int = 0
     latest: Copy | None = None
     copies: list[tuple[int, int, float, float]] = field(default_factory=list)
 
     @classmethod
     def to(cls, decoder: int, pool: BlockPool, loading: Loading, first_place: int = 0) -> Self:
-        """Counts what the decoder has found in its cache as sent. first_place: of the decoder's cache in `Step.sent`."""
         blocks = pool.tables[loading.row, : pool.held_by(loading.row)].copy()
-        offsets = np.arange(pool.block_size, dtype=np.int32)
-        places = blocks[:, None] * np.int32(pool.block_size) + offsets + np.int32(first_place)
-        places[: loading.num_found] = 0
-        there = np.zeros(places.shape, np.bool_)
-        there[: loading.num_found] = True
-        return cls(decoder, blocks, places, there)
+        return cls(decoder, blocks, pool.block_size, loading.num_found, first_place)
+
+    @cached_property
+    def places(self) -> NDArray[np.int32]:
+        """Returns the place of each token in `Step.sent`, int32 [blocks, block size]."""
+        offsets = np.arange(self.block_size, dtype=np.int32)
+        places = self.blocks[:, None] * np.int32(self.block_size) + offsets + np.int32(self.first_place)
+        places[: self.num_found] = 0
+        return places
+
+    @cached_property
+    def there(self) -> NDArray[np.bool_]:
+        """Returns whether each token is there, or on its way, bool [blocks, block size]."""
+        there = np.zeros((len(self.blocks), self.block_size), np.bool_)
+        there[: self.num_found] = True
+        return there
 
     @property
     def is_copying(self) -> bool:

@@ -74,7 +74,7 @@ def test_copies_are_as_fast_as_a_plain_one(devices: tuple[int, int]) -> None:
         return min(times)
 
     launch = launcher(there, here, PROGRAMS if devices[1] else 128)
-    scattered = seconds(lambda: launch(pairs, 64))
+    scattered = seconds(lambda: launch(pairs.data_ptr(), 64, stream.cuda_stream))
     assert scattered <= seconds(lambda: plain[1].copy_(plain[0], non_blocking=True)) / 0.85
 
 

@@ -5,7 +5,6 @@ few enough to leave most of the GPU to the iteration that it computes meanwhile.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.gpu.devices import CudaClock, CudaEvent, connect
@@ -55,16 +55,27 @@ def _copy_kernel(  # type: ignore[no-untyped-def]
             tl.store(target_texts_ptr + new * TEXT_WORDS + place, text, place < TEXT_WORDS)
 
 
-def launcher(there: PagedCache, here: PagedCache, programs: int = PROGRAMS) -> Callable[[torch.Tensor, int], object]:
-    """Returns a function that enqueues copies on the current stream, of the GPU of `there`.
+def launcher(there: PagedCache, here: PagedCache, programs: int = PROGRAMS) -> Callable[[int, int, int], None]:
+    """Compiles the kernel and returns a function that enqueues copies on a stream, of the GPU of `there`.
 
-    It takes the numbers of blocks there, then those here, int32 in pinned or the GPU's memory, and how many blocks they are.
+    It takes the address of the numbers of blocks there, then of those here, int32 in pinned or the GPU's memory, how many blocks they are, and
+    the stream's handle. Addresses in place of tensors, and the compiled kernel in place of Triton's search for it: a copy comes rarely, and
+    code that has not run for a while is slow.
     """
     source, target = (cache.both.view(torch.int64).flatten(0, 1).flatten(2) for cache in (there, here))
     texts = [cache.texts.view(torch.int64) for cache in (there, here)]
-    strides = source.stride(0), target.stride(0)
-    sizes = {"LAYERS": len(source), "WORDS": source.shape[2], "TEXT_WORDS": texts[0].shape[1], "BLOCK": BLOCK}
-    return partial(_copy_kernel[(programs,)], source, target, *texts, *strides, **sizes, num_warps=8)
+    device, strides = source.device, (source.stride(0), target.stride(0))
+    sizes = len(source), source.shape[2], texts[0].shape[1], BLOCK
+    pairs = torch.empty(2, dtype=torch.int32, pin_memory=True)
+    with torch.cuda.device(device):
+        kernel = _copy_kernel[(programs,)](source, target, *texts, *strides, pairs, 0, *sizes, num_warps=8)
+    run, addresses = kernel[(programs, 1, 1)], [part.data_ptr() for part in (source, target, *texts)]
+
+    def launch(pairs: int, num_blocks: int, stream: int) -> None:
+        with torch.cuda.device(device):
+            run(*addresses, *strides, pairs, num_blocks, *sizes, stream=stream)
+
+    return launch
 
 
 class BlockCopies:
@@ -94,7 +105,7 @@ class BlockCopies:
         self._clocks = [clocks[device] for device in devices]
         self._streams = [torch.cuda.Stream(device, priority=-1) for device in devices]
         self._most = 2 * min(caches[0][0].size.num_blocks for caches in (sender, receiver))
-        self.spare: list[tuple[torch.Tensor, CudaEvent]] = []  # int32 [most], pinned
+        self.spare: list[_Buffer] = []
         self([[cache.size.num_blocks] for cache in (sender[0][0], receiver[0][0])]).wait()
 
     def __call__(self, pairs: Any) -> "BlockCopy":
@@ -104,31 +115,39 @@ class BlockCopies:
         """
         number = len(pairs[0])
         try:
-            numbers, event = self.spare.pop()
+            buffer = self.spare.pop()
         except IndexError:
-            numbers = torch.empty(self._most, dtype=torch.int32, pin_memory=True)
-            event = CudaEvent(self._clocks)
-        numbers.numpy()[: 2 * number] = np.concatenate(pairs)
+            pinned = torch.empty(self._most, dtype=torch.int32, pin_memory=True)
+            buffer = _Buffer(pinned.numpy(), pinned.data_ptr(), CudaEvent(self._clocks))
+        numbers, address, event = buffer
+        numbers[:number], numbers[number : 2 * number] = pairs
         for launch, stream, part in zip(self._launchers, self._streams, event.events, strict=True):
-            with torch.cuda.stream(stream):
-                launch(numbers, number)
+            launch(address, number, stream.cuda_stream)
             part.record(stream)
-        return BlockCopy(self, numbers, event, self._block_bytes * number)
+        return BlockCopy(self, buffer, self._block_bytes * number)
+
+
+class _Buffer(NamedTuple):
+    """What a copy needs until it has ended. numbers: int32 [most], pinned, at an address."""
+
+    numbers: NDArray[np.int32]
+    address: int
+    event: CudaEvent
 
 
 class BlockCopy(NamedTuple):
     """See `cbatch.cluster.transfers.Copy`."""
 
     copies: BlockCopies
-    numbers: torch.Tensor
-    event: CudaEvent
+    buffer: _Buffer
     num_bytes: int
 
     def wait(self) -> tuple[int, float]:
-        self.event.synchronize()
-        late = max(perf_counter() - self.event.time(), 0.0)
-        self.copies.spare.append((self.numbers, self.event))  # the kernels have read the numbers
+        event = self.buffer.event
+        event.synchronize()
+        late = max(perf_counter() - event.time(), 0.0)
+        self.copies.spare.append(self.buffer)  # the kernels have read the numbers
         return self.num_bytes, late
 
     def precede(self) -> None:
-        self.copies.follow(self.event)
+        self.copies.follow(self.buffer.event)
