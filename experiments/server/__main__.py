@@ -39,7 +39,7 @@ def serve_http(settings: ServerSettings, folder: Path, *, log: Log = print, **op
     check_installed("server", "prometheus_client", "starlette", "uvicorn")
     import uvicorn
 
-    from experiments.server.app import make_app
+    from experiments.server.app import Http, make_app
     from experiments.server.door import Door
 
     bind, port = settings.server.bind, settings.server.port
@@ -53,6 +53,7 @@ def serve_http(settings: ServerSettings, folder: Path, *, log: Log = print, **op
         door = Door(settings, engine)
         config = uvicorn.Config(
             make_app(door),
+            http=Http,
             lifespan="off",
             ws="none",
             timeout_keep_alive=60,  # a client that sends again after a pause would meet a closed connection

@@ -9,11 +9,28 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from cbatch import CbatchError
 from experiments.server.answers import describe_error
 from experiments.server.bodies import AnyBody, ChatBody, CompletionBody
 from experiments.server.door import Door
+
+
+class Http(HttpToolsProtocol):
+    """Tells each request of a connection that its client has left. uvicorn tells the newest, which may wait behind the one that is answered."""
+
+    open: tuple[RequestResponseCycle, ...] = ()
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self.open = (*(cycle for cycle in self.open if not cycle.response_complete), self.cycle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for cycle in self.open:
+            cycle.disconnected = not cycle.response_complete
+            cycle.message_event.set()
+        super().connection_lost(exc)
 
 
 def make_app(door: Door) -> Starlette:

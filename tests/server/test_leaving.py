@@ -4,13 +4,14 @@ import asyncio
 import json
 import os
 import random
+import socket
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 from commands import command, wait_for
-from live import Live, served, serving
+from live import QUICK, Live, served, serving
 
 MANNERS = ("stays", "stays", "reads slowly", "leaves", "leaves at once", "sends half", "closes half")
 
@@ -90,6 +91,25 @@ def test_ten_thousand_requests_of_a_thousand_clients_leave_nothing(tmp_path: Pat
     with serving(tmp_path, "policy=vllm_v1", "backend=sim", "batch=512", "chunk=2048", "port=0") as live:
         check_crowd(live, live.process.pid, 1000, *bodies_and_manners(10_000, 500))
         assert live.stop() == 0
+
+
+def test_a_client_that_leaves_ends_its_request_although_another_waits_behind_it(tmp_path: Path, capfd: Any) -> None:
+    """Both requests are in one connection; uvicorn answers them in order."""
+    content = b'{"prompt": [1], "max_tokens": 8000}'
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+
+    def leaves(live: Live) -> None:
+        def runs(number: int) -> bool:
+            return f"cbatch:num_requests_running {number}.0" in live.ask("/metrics")[1]
+
+        with socket.create_connection(("127.0.0.1", live.port)) as connection:
+            connection.sendall((head.encode() + content) * 2)
+            wait_for(lambda: runs(1))
+        wait_for(lambda: runs(0))
+
+    figures, _ = served(tmp_path / "run", leaves, *QUICK, "time_scale=5")
+    assert (figures["run"]["requests"], figures["run"]["cancelled_requests"]) == (1, 1)
+    assert "File" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.long
