@@ -31,7 +31,6 @@ FIGURES = {heading_of(key).text: key for key in _KEYS}
 """Columns: keys of figures in summary.json by heading."""
 
 _SHOWN_APART = ("load", "slo", "workload")  # have separate columns
-_SHOWN_OF_WORKLOAD = ("workload.load", "workload.slo.", "workload.tiers")
 
 
 def count_runs(root: Path) -> str:
@@ -71,21 +70,20 @@ def _replications(runs: pd.DataFrame) -> pd.DataFrame:
     for overrides in (summary["about"]["overrides"] for summary in runs["summary"]):
         given = dict(override.partition("=")[::2] for override in overrides)
         slos.append(slo_text(given.get("slo", "strict"), overrides))
-    place = {"policy": label_runs(runs, shown), "trace": _traces(runs), "slo": slos}
+    place = {"policy": label_runs(runs, shown), "trace": _traces(runs, slos), "slo": slos}
     cell = {"load": runs["load.load"], "rate": runs["load.rate"], "seed": runs["workload.seed"]}
     figures = {name: heading_of(key).factor * runs.get(key, np.nan) for name, key in FIGURES.items()}
     return pd.DataFrame({**place, **cell, **figures})
 
 
-def _traces(runs: pd.DataFrame) -> "pd.Series[str]":
-    """Returns the workload of each run, with those of its settings that differ between its runs and that no column shows."""
+def _traces(runs: pd.DataFrame, slos: Sequence[str]) -> "pd.Series[str]":
+    """Returns the workload of each run, with those of its settings that differ between its runs with equal objectives and load."""
     traces = names = runs["workload"].str.removeprefix("traces/")
-    settings = settings_of(runs)
+    cells, settings = [names, pd.Series(slos, runs.index), runs["load.load"]], settings_of(runs)
     for key in map(str, settings):
-        if key.startswith("workload.") and not (key.startswith(_SHOWN_OF_WORKLOAD) or is_seed(key)):
-            differs = settings[key].groupby(names).transform("nunique", dropna=False) > 1
-            part = f", {key.removeprefix('workload.')}=" + settings[key].fillna("null")
-            traces = traces + part.where(differs, "")
+        if key.startswith("workload.") and not is_seed(key):
+            differs = settings[key].groupby(cells).transform("nunique", dropna=False) > 1
+            traces = traces + (f", {key.removeprefix('workload.')}=" + settings[key].fillna("null")).where(differs, "")
     return traces
 
 

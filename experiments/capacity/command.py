@@ -44,11 +44,14 @@ class SimulatedKeys(Keys):
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedSettings(SimulatedKeys, Settings):
-    """The settings of a command that simulates runs. Raises ConfigError for a backend that is not simulated."""
+    """The settings of a command that simulates runs. Raises ConfigError for a backend that is not simulated, and for other objectives."""
 
     def __post_init__(self) -> None:
         if not self.backend.simulated:
             raise ConfigError(f"backend={self.backend.name}: this command simulates; give backend=sim")
+        keys = self.composed.keys
+        if keys and keys["workload"].get("slo") != keys["slo"]:
+            raise ConfigError("workload.slo: follows slo here; give slo=NAME, or slo.ttft=SECONDS and so on")
 
 
 @dataclass(frozen=True, kw_only=True)

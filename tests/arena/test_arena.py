@@ -71,7 +71,9 @@ def test_a_cell_is_runs_at_its_rate(folder: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("mistake", ["workload.load=0", "replications=1", "backend=cpu", "load=0.5"])
+@pytest.mark.parametrize(
+    "mistake", ["workload.load=0", "replications=1", "backend=cpu", "load=0.5", "workload.slo=null"]
+)
 def test_a_mistake_is_one_line_before_the_first_run(mistake: str, folder: Path) -> None:
     key = mistake.partition("=")[0]
     assert key in arena(*[given for given in ARENA if not given.startswith(f"{key}=")], mistake)
