@@ -27,10 +27,12 @@ from experiments.check.scenario import Arrival, Scenario, play
 from experiments.settings.compose import compose
 from experiments.settings.error_lines import one_line
 from experiments.settings.hardware import cost_model, profile_of_gpu
-from experiments.settings.overrides import check_given_once, values_by_key
+from experiments.settings.overrides import check_given_once, log_unused, values_by_key
 from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.store.decisions_file import DecisionsWriter
 from experiments.store.run_folder import CONFIG, DECISIONS
+
+_log = getLogger("vllm.cbatch")  # vLLM formats and shows child loggers of its own
 
 VARIABLE = "CBATCH"
 
@@ -97,6 +99,7 @@ def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1, speculates:
     values, keys, settings = _compose(overrides, tensor_parallel)
     if "policy" not in values:
         raise ConfigError("policy: is missing; give policy=NAME")
+    log_unused(overrides, settings.composed.unused, _log.warning)
     if "drafting" in settings.policy.section and not speculates:
         raise ConfigError(
             "drafting: vLLM proposes no drafts; give vllm --speculative-config too, or leave drafting out"
@@ -139,23 +142,26 @@ def _compose(
     """Returns the overrides' values by key, the section `vllm`, and a run's settings, with the `hardware` for predictions."""
     values = values_by_key(overrides)
     check_given_once(overrides)
-    if "hardware" in values and "model" not in values:
-        raise ConfigError(f"hardware={values['hardware'][-1]}: predicts nothing without a model; give model=NAME too")
     for key in values:
+        if key.partition(".")[0] in ("hardware", "model") and "model" not in values:
+            raise ConfigError(f"{key}={values[key][-1]}: predicts nothing without a model; give model=NAME too")
+        if key.startswith("metrics.") and not key.startswith("metrics.client_weights"):
+            raise ConfigError(f"{key}: has no effect here, as vLLM measures; leave it out")
         if key in VllmKeys.__dataclass_fields__:
             raise ConfigError(f"{key}: no such key; did you mean vllm.{key}?")
         if (first := key.partition(".")[0].partition("@")[0]) not in _KEYS:
             raise ConfigError(f"{key}: is decided by vLLM, or unknown; {nearest(first, _KEYS)}")
-    config = dict(compose(*overrides, name="vllm").keys)
+    composed = compose(*overrides, name="vllm")
+    config = dict(composed.keys)
     keys = read(VllmKeys, config.pop("vllm"), "vllm.")
-    settings = read_settings(Composed(config, overrides))
+    settings = read_settings(Composed(config, overrides, unused=composed.unused))
     if "model" in values and "hardware" not in values:
         gpu = profile_of_gpu() or "h200"
         inside = f"{gpu}-vllm"  # this profile lacks links between GPUs
         hardware = inside if inside in profile_names() and tensor_parallel == 1 else gpu
-        getLogger("vllm.cbatch").info("predictions: hardware=%s", hardware)  # vLLM shows child loggers of its own
-        composed = Composed({**config, "hardware": hardware}, overrides)
-        settings = replace(settings, hardware=hardware, composed=composed)
+        _log.info("predictions: hardware=%s", hardware)
+        keys_of_run = replace(settings.composed, keys={**config, "hardware": hardware})
+        settings = replace(settings, hardware=hardware, composed=keys_of_run)
     return values, keys, settings
 
 

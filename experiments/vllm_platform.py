@@ -12,8 +12,8 @@ MEMORY = 1 << 40
 
 def register() -> str | None:
     """Returns the name of the platform if CBATCH enables simulation; otherwise it would replace vLLM's CPU platform."""
-    words = shlex.split(os.environ.get("CBATCH", "").lower())
-    return f"{__name__}.NoDevice" if {"vllm.simulate=true", "vllm.simulate=on"} & {*words} else None
+    words = {word.lstrip("+") for word in shlex.split(os.environ.get("CBATCH", "").lower())}
+    return f"{__name__}.NoDevice" if {"vllm.simulate=true", "vllm.simulate=on"} & words else None
 
 
 class NoDevice(Platform):  # type: ignore[misc]

@@ -14,6 +14,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
+from cbatch.errors import ConfigError
 from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.vllm.planner import Clock, Planner
@@ -53,7 +54,10 @@ class _Policed:
     def follow(self: Any, adapter: Adapter, clock: Clock) -> None:
         """Follows this policy from now on. The scheduler must have no requests."""
         check_state(self, vllm_version)
-        batch = min(adapter.batch or self.max_num_running_reqs, self.max_num_running_reqs)
+        batch = adapter.batch or self.max_num_running_reqs
+        if batch > self.max_num_running_reqs:
+            remedy = "give a smaller one, or a larger --max-num-seqs"
+            raise ConfigError(f"batch={batch}: vLLM runs at most {self.max_num_running_reqs} requests; {remedy}")
         limits = Limits(
             batch, self.max_num_scheduled_tokens, self.max_model_len, adapter.tile, max_drafts=self.num_spec_tokens
         )

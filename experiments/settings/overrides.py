@@ -2,7 +2,7 @@
 
 import re
 from argparse import ArgumentParser
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -124,10 +124,10 @@ def check_given_once(overrides: Iterable[str], *, sweeps: bool = False) -> None:
             raise ConfigError(f"{key}: is given twice, as {first} and as {others[0]}; give it once{several}")
 
 
-def log_unused(overrides: Iterable[str], unused: Collection[str]) -> None:
-    """Prints a line for overrides of keys that no section refers to."""
+def log_unused(overrides: Iterable[str], unused: Collection[str], log: Callable[[str], object] = print) -> None:
+    """Logs a line for overrides of keys that no section refers to."""
     if text := " ".join(given for given in overrides if key_of(given).split(".")[0] in unused):
-        print(f"{text}: no effect, as nothing reads it; a policy of your own takes arguments as +policy.NAME=...")
+        log(f"{text}: no effect, as nothing reads it; a policy of your own takes arguments as +policy.NAME=...")
 
 
 def check_effects(overrides: Iterable[str], keys: Collection[str], command: str) -> None:

@@ -146,6 +146,7 @@ def test_only_a_variable_that_asks_for_it_takes_the_place_of_a_gpu(monkeypatch: 
         ("policy=orca", None),
         ("policy=orca vllm.simulate=true", "experiments.vllm_platform.NoDevice"),
         ("policy=orca vllm.simulate=on", "experiments.vllm_platform.NoDevice"),
+        ("policy=orca ++vllm.simulate=true", "experiments.vllm_platform.NoDevice"),
         ("policy=orca vllm.simulate=off", None),
     ):
         monkeypatch.setenv("CBATCH", variable)

@@ -81,6 +81,12 @@ def test_predictions_are_of_vllm_on_the_gpu_here(
         ("policy=orca vllm.node=strict", "vllm.node"),
         ("policy=orca mode=shadow", "mode: no such key; did you mean vllm.mode"),
         ("policy=orca hardware=h200", "hardware=h200: predicts nothing without a model; give model=NAME too"),
+        ("policy=orca model.num_layers=2", "model.num_layers=2: predicts nothing without a model; give model=NAME too"),
+        ("policy=orca metrics.warmup_requests=3", "metrics.warmup_requests: has no effect here, as vLLM measures"),
+        (
+            "policy=orca batch=9",
+            "batch=9: vLLM runs at most 8 requests; give a smaller one, or a larger --max-num-seqs",
+        ),
         ("policy=orca vllm.simulate=maybe", "vllm.simulate=maybe: give true or false"),
         ("policy=orca 'chunk=8", "CBATCH=policy=orca 'chunk=8: No closing quotation; close it"),
         ("policy=broken.Nowhere", "broken"),
@@ -100,6 +106,14 @@ def test_settings_that_cannot_be_used(
     with pytest.raises(ConfigError, match=said) as raised:
         start(monkeypatch, overrides)
     assert "\n" not in str(raised.value) and not Path("kept").exists()
+
+
+def test_keys_that_the_policy_does_not_read_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr("experiments.vllm._log.warning", warned.append)
+    make_adapter(["policy=sarathi_serve", "chunk=64"])
+    make_adapter(["policy=orca", "chunk=64"])
+    assert [text.partition(":")[0] for text in warned] == ["chunk=64"]
 
 
 @pytest.mark.parametrize(
