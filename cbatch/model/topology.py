@@ -19,7 +19,7 @@ class Topology:
     tensor_parallel: GPUs that share every layer (Megatron-LM, arXiv 1909.08053: two all-reduces per layer).
     pipeline_stages: consecutive parts with equally many layers; one iteration per stage is in flight.
     replicas: copies of the model, each with its own queue.
-    gpus_per_node: GPUs that share a node's fast links; stages are placed on consecutive GPUs.
+    gpus_per_node: GPUs that share a node's fast links; a node has whole stages, one after another.
     network: GB/s from one GPU to another node; None: as the hardware profile states.
     """
 
@@ -42,8 +42,7 @@ class Topology:
 
     def leaves_node(self, stage: int) -> bool:
         """Returns whether the link from this stage to the next stage connects two nodes."""
-        node = [stage * self.tensor_parallel // self.gpus_per_node for stage in (stage, stage + 1)]
-        return node[0] != node[1]
+        return (stage + 1) % (self.gpus_per_node // self.tensor_parallel) == 0
 
     def check(self, spec: ModelSpec) -> None:
         """Raises ConfigError if the topology does not divide the model. The message lists the degrees that do."""

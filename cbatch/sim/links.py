@@ -44,7 +44,11 @@ class Links:
             raise ProfileError(f"{problem}; add links.all_reduce.{num_gpus}, {_OR_MEASURED}")
         nearest = min(others, key=lambda measured: abs(measured - num_gpus))
         known = self.all_reduce[nearest]
-        assert isinstance(known, PiecewiseLinear), "measured times are tables"
+        if not isinstance(known, PiecewiseLinear):
+            problem = (
+                f"hardware={profile} has a formula for all-reduces of {nearest} GPUs, which states none of {num_gpus}"
+            )
+            raise ProfileError(f"{problem}; add links.all_reduce.{num_gpus}")
         return known.scaled((1 - 1 / num_gpus) / (1 - 1 / nearest)), True
 
     def of_host(self, num_bytes: float, profile: str) -> tuple[float, float]:

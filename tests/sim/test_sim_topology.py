@@ -18,6 +18,7 @@ from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.measured import DecodeOnly, Measured
 from cbatch.sim.profile_file import PROFILES, load_profile
+from cbatch.sim.roofline import Affine
 from experiments.setup.presets import load_spec
 
 
@@ -76,7 +77,9 @@ def test_decodes_of_any_number_at_one_context_have_times_of_their_own() -> None:
 
 def test_stages_on_different_nodes_are_linked_by_the_network() -> None:
     topology = Topology(tensor_parallel=2, pipeline_stages=4, gpus_per_node=4)
-    assert [topology.leaves_node(stage) for stage in range(3)] == [False, True, False]
+    for ranks, gpus in ((2, 4), (3, 8)):  # two GPUs of each node of eight are left
+        placed = replace(topology, tensor_parallel=ranks, gpus_per_node=gpus)
+        assert [placed.leaves_node(stage) for stage in range(3)] == [False, True, False]
     within, between, _ = make_cost(topology).execute(BatchShape(((10, 0),))).transfers
     assert (within, between) == (pytest.approx(1e-6 + 1280 / 1e9), pytest.approx(1e-5 + 1280 / 1e8))
     used = [{name for name in make_cost(each).origins() if "node" in name} for each in (topology, Topology(2, 2))]
@@ -159,6 +162,10 @@ def test_an_all_reduce_is_estimated_from_the_nearest_number_of_gpus_and_marked()
     links = Links({2: PiecewiseLinear((1, 2), (5.0, 5.0)), 8: PiecewiseLinear((1, 2), (7.0, 7.0))})
     found, estimated = links.all_reduce_of(7, "made-up")
     assert estimated and found.at(1) == pytest.approx(7.0 * (12 / 7) / (14 / 8))
+    formula = Links({4: Affine(1e-5, 1e-9)})
+    assert formula.all_reduce_of(4, "made-up")[0].at(1e4) == pytest.approx(2e-5)
+    with pytest.raises(ProfileError, match=r"^hardware=made-up has a formula .* of 4 GPUs.*; add links.all_reduce.2$"):
+        formula.all_reduce_of(2, "made-up")
     cost = make_cost(Topology(4, gpus_per_node=8))
     of_two, of_four = LINKS.all_reduce[2].at(1e6), cost.parts(BatchShape(((7813, 0),))).communication / 16
     assert "all_reduce" in cost.estimated and of_four == pytest.approx(of_two * 1.5, rel=0.01)
