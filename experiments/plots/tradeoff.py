@@ -9,6 +9,7 @@ from cbatch import ConfigError
 from experiments.plots.series import check_few, describe_points, leave_out, load_series, points_of
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
 from experiments.report.headings import check_figure, heading_of
+from experiments.report.notes import tail_text
 
 
 @print_style()
@@ -40,5 +41,6 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
     panel.set_xlim(0, 1.08 * float(np.nanmax(across[["mean", "high"]].to_numpy(float))))
     panel.set_ylim(*(0, 100) if most[1] == 100 else (max(panel.get_ylim()[0], 0), None))
     handles, note = panel.get_legend_handles_labels()[0], describe_points(runs, "all")
-    add_title(figure, runs, runs["heading"].iloc[0], handles, note, look=look)
+    tail = tail_text(runs["run.counted_requests"].groupby(runs["label"]).agg(list)) if "p99" in x + y else ""
+    add_title(figure, runs, runs["heading"].iloc[0], handles, note, tail, look)
     return figure

@@ -15,6 +15,7 @@ from cbatch.request import Request
 from cbatch.sim.profile_file import PROFILES
 from experiments.api import Result, simulate
 from experiments.plots import composition
+from experiments.report.text import run_text
 from experiments.settings.groups import CONFIG_FOLDER
 from experiments.store.tables import read_replicas, read_requests, read_steps
 
@@ -59,6 +60,16 @@ def test_prefillers_end_no_requests_and_say_what_they_computed(tmp_path: Path) -
     assert str(run).count("latencies of 6 requests") == 1 and "pool d: latencies" not in str(run), "those of the run"
     rows = read_replicas(tmp_path / "run")
     assert rows["requests"].tolist() == [0, 0, 6] and rows["prefill_tokens"].tolist() == [300, 300, 6 * 5]
+
+
+def test_the_p99_of_a_pool_rests_on_the_requests_of_the_pool() -> None:
+    """Below 100 requests it is not printed."""
+    summary = served().summary
+    run, small = summary["run"] | {"counted_requests": 2000}, summary["pools"]["small"]
+    for number, said in ((99, ""), (150, "only 1 of 150 lies beyond"), (1000, "")):
+        pools = {"small": small | {"counted_requests": number}}
+        last = run_text(summary | {"run": run, "pools": pools}).split("\n\n")[-1]
+        assert said in last and ("unreliable" in last) == bool(said)
 
 
 @pytest.mark.long

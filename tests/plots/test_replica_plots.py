@@ -41,6 +41,7 @@ def test_a_point_has_the_means_and_intervals_of_both_figures(tmp_path: Path) -> 
         for seed in range(2):
             settings = {"policy": {"_target_": policy}, "workload": {"seed": seed}}
             figures = {"replicas": {"seconds": seconds[seed]}, "goodput": {"attained_share": share[seed]}}
+            figures["ttft_seconds"] = {"p99": seconds[seed]}
             write_run(tmp_path / f"{policy}{seed}", {"policy": policy}, settings, figures=figures)
     (panel,) = tradeoff.draw(tmp_path).axes
     drawn = {part.get_label(): part for part in panel.containers if isinstance(part, ErrorbarContainer)}
@@ -51,5 +52,7 @@ def test_a_point_has_the_means_and_intervals_of_both_figures(tmp_path: Path) -> 
     assert up[:, 1] == pytest.approx([85 - 63.53, 100], abs=0.01), "cut at 100%"
     title = panel.figure.legends[0].get_title().get_text()  # type: ignore[union-attr]
     assert "of 2 runs per point" in re.sub(r"\s+", " ", title)
+    assert "P99" not in str(panel.figure.get_label())
+    assert "a P99 of" in str(tradeoff.draw(tmp_path, x="ttft_seconds.p99").get_label())
     with pytest.raises(ConfigError, match=r"cost.dollars: no run in .* has this figure"):
         tradeoff.draw(tmp_path, x="cost.dollars")
