@@ -2,58 +2,21 @@
 
 import gc
 import os
-import pickle
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any
+from typing import Any
 
 import pytest
-from hydra._internal import defaults_list
-from hydra.core.config_store import ConfigStore
 from hypothesis import Phase, settings
 from hypothesis.internal.conjecture import providers
-from omegaconf import OmegaConf, _utils, base, grammar_parser
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests share the cores, and their matrices are small
 
 gc.set_threshold(1_000_000)  # each full collection would traverse all of torch
-
-load, parsed = OmegaConf.load, dict[str, bytes]()
-
-
-def load_once(file: IO[str]) -> Any:
-    """Returns a copy of what a file holds, which is parsed if no other had the same text."""
-    if not hasattr(file, "read"):
-        return load(file)
-    if (text := file.read()) not in parsed:
-        file.seek(0)
-        parsed[text] = pickle.dumps(load(file))
-    return pickle.loads(parsed[text])
-
-
-# each composition would parse each file again: it takes 88 ms with this line left out, and 69 ms with it
-OmegaConf.load = load_once  # type: ignore[assignment]
-
-# Hydra would copy the store for each composition and each list of options: 195 ms for new groups with this line left out, and 125 ms with it
-ConfigStore.__deepcopy__ = lambda self, _: self  # type: ignore[attr-defined]
-
-tell_choices = defaults_list._create_interpolation_map
-
-
-def tell_choices_if_asked(overrides: Any, defaults: list[Any], *rest: Any) -> Any:
-    """Hydra would make a configuration of all choices for each file, for ${...} in lists of defaults, which few have."""
-    return tell_choices(overrides, defaults, *rest) if any(each.is_interpolation() for each in defaults) else None
-
-
-defaults_list._create_interpolation_map = tell_choices_if_asked
-
-# a parse tree is only read: each text with ${...} is parsed once
-base.parse = _utils.parse = lru_cache(None)(grammar_parser.parse)
 
 phases = set(Phase) - {Phase.explain}  # it traces every line while an example is shrunk
 settings.register_profile("cbatch", derandomize=True, deadline=None, database=None, phases=phases)

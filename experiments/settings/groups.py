@@ -18,10 +18,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
+from experiments.settings.faster_hydra import speed_up
 from experiments.settings.overrides import folders_of
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "conf"
 VERSION = "1.3"
+
+speed_up()
 
 
 @contextmanager
