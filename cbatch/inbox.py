@@ -21,7 +21,8 @@ class Inbox:
     loading: blocks that are being copied. copied: ids of requests whose blocks are here; the copying thread adds them and wakes the engine.
     accepts: decides whether there is room for the next request. read: begins to copy the sender's blocks; returns whether iterations that are
     launched from now on wait for the copy: then the request is admitted at once.
-    drop: ends the lease of a request whose client has left. on_kept: called with a wanted request once its blocks are kept. on_left: called
+    drop: ends the lease of a request whose client has left. free: adds to `freed` what was kept for a request that does not read it, once
+    nothing is copied there any more. on_kept: called with a wanted request once its blocks are kept. on_left: called
     in place of this if its client has left before (`RequestSpec.timeout`); None: somebody else sees to that.
     on_gave_way: called with the time when a lease of this engine's blocks has ended before it was read: this and other engines are to look again.
     """
@@ -32,11 +33,12 @@ class Inbox:
         self.kept: dict[int, Loading] = {}
         self.loading: dict[int, Loading] = {}
         self.copied: deque[int] = deque()
-        self._freed: list[Loading] = []
         self._ahead = set[int]()  # ids of requests that are here before their copies have ended
         self.accepts: Callable[[Room], bool] = has_room
         self.read: Callable[[Loading, Moved, float], object] = lambda loading, moved, now: None
         self.drop: Callable[[Request, Moved], object] = _end_lease
+        self.freed: list[Loading] = []
+        self.free: Callable[[Loading], object] = self.freed.append
         self.on_kept: Callable[[Request, float], object] = lambda request, now: None
         self.on_gave_way: Callable[[float], object] = lambda now: None
         self.on_left: Callable[[Request], object] | None = None
@@ -52,8 +54,7 @@ class Inbox:
 
     def take(self, state: State, now: float) -> list[Request]:
         """Returns the requests that now wait in an engine, and reserves blocks for others."""
-        while self._freed:
-            state.free_row(self._freed.pop().row)
+        self._free_rows(state)
         came = self._take_copied(state, now)
         while self.offered and (began := self._begin(state, *self.offered[0], now)) is not None:
             request, _ = self.offered.popleft()
@@ -87,8 +88,13 @@ class Inbox:
                 return False
             kept = loading
         if kept is not None:
-            state.free_row(kept.row)
+            self.free(kept)
+            self._free_rows(state)
         return False
+
+    def _free_rows(self, state: State) -> None:
+        while self.freed:
+            state.free_row(self.freed.pop().row)
 
     def _reserve(self, state: State, request: Request, num_blocks: int) -> Loading | None:
         # those ahead wait in the engine already
@@ -143,4 +149,4 @@ class Inbox:
         if request in self.wanted:
             self.wanted.remove(request)
         elif (kept := self.kept.pop(request.id, None)) is not None:
-            self._freed.append(kept)
+            self.free(kept)

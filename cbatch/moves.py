@@ -97,10 +97,15 @@ def give(state: State, request: Request, in_flight: Iterable[Step], now: float, 
 
 
 def hold(state: State, request: Request, num_blocks: int, now: float) -> Moved | None:
-    """Leases the first blocks of a request that is being prefilled, so that these can be sent meanwhile. None: they are not here any more."""
+    """Leases the first blocks of a request that is being prefilled, which are read at once. None: they are not here any more."""
     assert state.cache is not None and request._prefix is not None, "the sender of a move has a prefix cache"
     hashes = request._prefix.hashes(num_blocks)[:num_blocks]
-    return _lease(state, request, hashes, now) if state.cache.pool.num_on_device(hashes) == num_blocks else None
+    if state.cache.pool.num_on_device(hashes) < num_blocks:
+        return None
+    moved = _lease(state, request, hashes, now)
+    assert moved.lease is not None
+    moved.lease.begin(now)
+    return moved
 
 
 def lend(state: State, request: Request, now: float, until: float = inf) -> Moved:

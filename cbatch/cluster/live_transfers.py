@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from math import inf
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -83,6 +82,7 @@ class LiveTransfers:
             if moves.push:
                 engine.inbox.on_kept = partial(self._kept, replica)
                 engine.inbox.on_left = self._prefill
+                engine.inbox.free = partial(self._free, replica)
                 engine.on_absorbed = partial(self._send_computed, replica)
                 engine.on_launch = partial(self._send_layers, replica)
 
@@ -102,21 +102,16 @@ class LiveTransfers:
             self._threads.post(decoder, partial(self._turn_away, decoder, id_))
 
     def offer(self, request: Request, prefiller: int, decoder: int, moved: Moved) -> None:
-        """Hands a request with a computed prompt to its decoder; where its lease may end unread, after the copies that have begun."""
-        offer = partial(self._threads.post, decoder, partial(self._offer, decoder, request, moved))
-        sent = self._sent.get(request.id)
-        waits = self._moves.lease < inf and sent is not None and sent.is_copying
-        self._in_order((prefiller, decoder), offer) if waits else offer()
+        """Hands a request with a computed prompt to its decoder."""
+        self._threads.post(decoder, partial(self._offer, decoder, request, moved))
 
     def ended(self, request: Request, replica: int) -> None:
         """Forgets a request that has ended in a replica."""
-        prefiller, sent = self._prefiller_of.pop(request.id, -1), self._sent.pop(request.id, None)
-        if sent is None or replica != prefiller:
-            return
-        forget = partial(self._threads.post, sent.decoder, partial(self._forget, sent.decoder, request))
-        self._threads.post(
-            prefiller, partial(self._when_landed, prefiller, partial(self._in_order, (prefiller, sent.decoder), forget))
-        )
+        prefiller, sent = self._prefiller_of.pop(request.id, -1), self._sent.get(request.id)
+        if sent is not None and replica == prefiller:
+            _, decoder = sent.pair
+            forget = partial(self._threads.post, decoder, partial(self._forget, decoder, request))
+            self._threads.post(prefiller, partial(self._when_landed, prefiller, forget))
 
     def settle(self) -> None:
         """Ends what is left after a run: copies for requests whose clients have left."""
@@ -153,9 +148,8 @@ class LiveTransfers:
         self._engines[decoder].poke(0.0)
 
     def _kept(self, decoder: int, request: Request, now: float) -> None:
-        prefiller, kept = self._prefiller_of[request.id], self._engines[decoder].inbox.kept[request.id]
-        first_place = self._places.get((prefiller, decoder), 0)
-        self._sent[request.id] = SentBlocks.to(decoder, self._engines[decoder].state.pool, kept, first_place)
+        pair, kept = (self._prefiller_of[request.id], decoder), self._engines[decoder].inbox.kept[request.id]
+        self._sent[request.id] = SentBlocks.to(pair, self._engines[decoder].state.pool, kept, self._places.get(pair, 0))
         self._prefill(request)
 
     def _prefill(self, request: Request) -> None:
@@ -190,8 +184,8 @@ class LiveTransfers:
             if not len(missing := sent.missing(number)):
                 continue
             if (held := hold(engine.state, request, number, engine.now())) is not None:
-                self._copy(pair := (replica, sent.decoder), sent, missing, held)
-                self._in_order(pair, partial(self._drop, replica, held))
+                self._copy(sent, missing, held)
+                self._in_order(sent.pair, partial(self._drop, replica, held))
 
     def _sent_of(self, replica: int, request: Request) -> SentBlocks | None:
         """Returns what is sent of a request that a replica prefills for another."""
@@ -208,29 +202,42 @@ class LiveTransfers:
     def _read(self, decoder: int, loading: Loading, moved: Moved, now: float) -> bool:
         """Copies what is missing. Returns True: iterations from now on wait for the copies."""
         pool, id_ = self._engines[decoder].state.pool, loading.request.id
-        number, pair = len(moved.blocks), (self._prefiller_of[id_], decoder)
+        number = len(moved.blocks)
         if (sent := self._sent.pop(id_, None)) is None:
-            sent = SentBlocks.to(decoder, pool, loading)
+            sent = SentBlocks.to((self._prefiller_of[id_], decoder), pool, loading)
             missing = np.arange(loading.num_found, number)
         else:
             missing = sent.missing(number)
         if len(missing):
-            self._copy(pair, sent, missing, moved)
-        end = partial(self._end, pair, sent, loading, moved, now)
+            self._copy(sent, missing, moved)
+        end = partial(self._end, sent, loading, moved, now)
         if sent.latest is None or not sent.is_copying:
             end()
             return False
         sent.latest.precede()
-        self._in_order(pair, end)
+        self._in_order(sent.pair, end)
         return True
 
-    def _copy(self, pair: tuple[int, int], sent: SentBlocks, missing: NDArray[np.int64], moved: Moved) -> None:
+    def _free(self, decoder: int, loading: Loading) -> None:
+        """Frees what a decoder keeps for a request that does not read it, after the copies that have begun."""
+        inbox, sent = self._engines[decoder].inbox, self._sent.pop(loading.request.id, None)
+        if sent is None or not sent.is_copying:
+            inbox.freed.append(loading)
+        else:
+            free = partial(self._copied_in_vain, decoder, loading)
+            self._in_order(sent.pair, partial(self._threads.post, decoder, free))
+
+    def _copied_in_vain(self, decoder: int, loading: Loading) -> None:
+        self._engines[decoder].inbox.freed.append(loading)
+        self._engines[decoder].poke(0.0)
+
+    def _copy(self, sent: SentBlocks, missing: NDArray[np.int64], moved: Moved) -> None:
         """Begins to copy these of the sender's blocks."""
-        start = self._engines[pair[1]].now()
-        sent.latest = copy = self._copies[pair]((moved.blocks[missing], sent.blocks[missing]))
+        start = self._engines[sent.pair[1]].now()
+        sent.latest = copy = self._copies[sent.pair]((moved.blocks[missing], sent.blocks[missing]))
         sent.there[missing] = True
         sent.num_begun += 1
-        self._in_order(pair, partial(self._wait, pair, sent, len(missing), start, copy))
+        self._in_order(sent.pair, partial(self._wait, sent, len(missing), start, copy))
 
     def _offer(self, decoder: int, request: Request, moved: Moved) -> None:
         self._engines[decoder].offer(request, moved, 0.0)
@@ -261,9 +268,10 @@ class LiveTransfers:
         except BaseException as error:
             self._threads.tell(error)
 
-    def _end(self, pair: tuple[int, int], sent: SentBlocks, loading: Loading, moved: Moved, asked_at: float) -> None:
+    def _end(self, sent: SentBlocks, loading: Loading, moved: Moved, asked_at: float) -> None:
         """Ends a transfer: all blocks are there."""
-        request, decoder = loading.request, self._engines[pair[1]]
+        request, (sender, receiver) = loading.request, sent.pair
+        decoder = self._engines[receiver]
         number, copies = len(moved.blocks) - loading.num_found, sent.copies
         by_layers = (number - sum(copy[0] for copy in copies)) * self._moves.block_bytes
         num_bytes = by_layers + sum(copy[1] for copy in copies)
@@ -271,11 +279,11 @@ class LiveTransfers:
         hidden = 1 - late / num_bytes if num_bytes else 0.0
         start, ended = copies[-1][2:] if copies else (asked_at, asked_at)
         start, tokens = max(min(start, asked_at), moved.at), number * decoder.state.pool.block_size
-        self.done.append(Transfer(request.id, *pair, tokens, num_bytes, start, max(ended, start), hidden))
+        self.done.append(Transfer(request.id, sender, receiver, tokens, num_bytes, start, max(ended, start), hidden))
         decoder.inbox.copied.append(request.id)
-        self._threads.post(pair[1], partial(decoder.poke, 0.0))
-        self._drop(pair[0], moved)
+        self._threads.post(receiver, partial(decoder.poke, 0.0))
+        self._drop(sender, moved)
 
-    def _wait(self, pair: tuple[int, int], sent: SentBlocks, number: int, start: float, copy: Copy) -> None:
+    def _wait(self, sent: SentBlocks, number: int, start: float, copy: Copy) -> None:
         num_bytes, late = copy.wait()
-        sent.copies.append((number, num_bytes, start, max(self._engines[pair[1]].now() - late, start)))
+        sent.copies.append((number, num_bytes, start, max(self._engines[sent.pair[1]].now() - late, start)))

@@ -16,11 +16,11 @@ from cbatch.moves import Loading
 class SentBlocks:
     """The part of a request's blocks that is sent before the last copy.
 
-    decoder, blocks: where they go. block_size: tokens. num_found: leading blocks that the decoder had already. first_place: of the decoder's
+    pair: prefiller and decoder. blocks: the decoder's. block_size: tokens. num_found: leading blocks that the decoder had already. first_place: of the decoder's
     cache in `Step.sent`. num_begun: copies. latest: of these. copies: blocks, bytes, start and end of those that have ended, seconds.
     """
 
-    decoder: int
+    pair: tuple[int, int]
     blocks: NDArray[np.int32]
     block_size: int
     num_found: int
@@ -30,9 +30,9 @@ class SentBlocks:
     copies: list[tuple[int, int, float, float]] = field(default_factory=list)
 
     @classmethod
-    def to(cls, decoder: int, pool: BlockPool, loading: Loading, first_place: int = 0) -> Self:
+    def to(cls, pair: tuple[int, int], pool: BlockPool, loading: Loading, first_place: int = 0) -> Self:
         blocks = pool.tables[loading.row, : pool.held_by(loading.row)].copy()
-        return cls(decoder, blocks, pool.block_size, loading.num_found, first_place)
+        return cls(pair, blocks, pool.block_size, loading.num_found, first_place)
 
     @cached_property
     def places(self) -> NDArray[np.int32]:

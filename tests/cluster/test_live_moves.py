@@ -218,3 +218,26 @@ def test_replicas_that_hold_blocks_for_each_other_give_way() -> None:
     threads.settle()
     assert [each.output for each in requests] == [each.output[:4] for each in greedy_references(LLAMA)[-2:]]
     assert any(each.num_recomputed_tokens for each in requests) and all(each.num_moves == 1 for each in requests)
+
+
+def test_blocks_that_are_being_copied_outlive_the_request_at_both_ends() -> None:
+    """Its client leaves when the prompt is here and the copies of its first blocks have not ended: later requests would find them overwritten."""
+    policies: list[Policy] = [SarathiServe(Fixed(9)), Orca()]
+    cluster = live_cluster(policies, [24, 24], [Role.PREFILL, Role.DECODE], RoundRobin(), push=True)
+    request = greedy_references(LLAMA)[-1].request(0, 4)
+    threads = Threads(cluster, [request])
+    prefiller, decoder = cluster.engines
+    copies = threads.pairs[0, 1]
+    threads.arrive()
+    while not threads.sent:
+        threads.turns()[0]()
+    leases, held = list(prefiller.state.leases), decoder.state.pool.num_used
+    assert copies.waiting and held and sum(lease.revoke() for lease in leases) == 1  # the others are being read
+    threads._take_in()
+    cluster.cancel(0)
+    threads.turns()[-1]()
+    assert request.finish_reason is FinishReason.CANCELLED and decoder.state.pool.num_used == held
+    while threads.possible():
+        threads.possible()[0]()
+    assert decoder.state.pool.num_used == 0
+    threads.settle()

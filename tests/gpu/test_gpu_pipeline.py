@@ -35,6 +35,9 @@ def test_what_leaves_a_stage_arrives_on_the_other_gpu(here: int, captured: bool)
         hidden = torch.zeros(40, 4096, device=other)
         tokens = torch.full((40,), -1, dtype=torch.int32, device=other)
 
+        for device in devices:
+            torch.cuda.synchronize(device)  # `stream` does not wait for what fills these buffers
+
         def leave() -> None:
             send(values, hidden[:33], parts=parts)
             argmax(logits, tokens[:33])
