@@ -84,6 +84,9 @@ def read_checked(command: Command, composed: Composed) -> Settings:
     settings: Settings = command.read(composed)
     for key, value in columns_of("workload", settings.workload):
         if key.endswith(("path", "dataset")) and value and not Path(value).exists():
+            if settings.traces in map(str, Path(value).parents) and key not in composed.given():
+                remedy = f"give traces=FOLDER, the folder with the published traces, or {key}=FILE"
+                raise ConfigError(f"{key}={value}: no such file; {remedy}")
             read_text(value, key)  # raises
     return settings
 
