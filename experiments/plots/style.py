@@ -186,9 +186,11 @@ def _shared_texts(runs: pd.DataFrame) -> list[str]:
     seeds = runs.get("workload.seed", pd.Series(0, runs.index))
     if OFFERED in runs and runs.groupby(seeds, dropna=False)[OFFERED].nunique().max() == 1:
         runs = runs.assign(**{OFFERED: float(f"{runs[OFFERED].mean():.3g}")})
-    known = runs[[key for key in map(str, runs) if key in (*_SHARED, "autoscale") or key.startswith("backend.")]]
+    known = runs[[key for key in map(str, runs) if key in _SHARED or key.startswith(("backend.", "autoscale"))]]
     shared = known.loc[:, known.notna().all() & (known.nunique() == 1)]
     values = {str(key): column.iloc[0] for key, column in shared.items()}
+    if "autoscale" in known and known["autoscale"].notna().all():
+        values.setdefault("autoscale", "")
     named = {key: words for key, words in _SHARED.items() if key in values and (key not in _SPEEDS or values[key] != 1)}
     values |= {key: f"{value:,.10g}" for key, value in values.items() if isinstance(value, Real)}
     values |= {"workload": re.sub(r"^closed\b", "closed batch", values.get("workload", ""))}

@@ -8,7 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from cbatch.described import class_name, describe
+from cbatch.described import class_name, describe, text_of
 from cbatch.results.metrics import PERCENTILES
 from cbatch.results.utilisation import PHASES
 from experiments.report.headings import LATENCIES, flat
@@ -19,8 +19,8 @@ Summary = Mapping[str, Any]
 
 _RANKS = ["mean", *(f"p{rank}" for rank in PERCENTILES)]
 
-_ROUTER = "backend.router."  # what the keys of its arguments begin with
 _GPUS = {"tensor_parallel": "tensor parallelism {}", "pipeline_stages": "{} pipeline stages"}
+_SCALING = {"backend.scaling.tick": "decisions every {} s", "backend.scaling.start_seconds": "{} s to start"}
 
 
 def title_of(about: Summary) -> str:
@@ -39,26 +39,36 @@ def title_of(about: Summary) -> str:
 def gpus_texts(settings: Mapping[str, Any], pools: Mapping[str, Any] | None = None) -> list[str]:
     """Describes how several GPUs share the work: backend settings other than 1, and the router if there are several replicas.
 
-    pools: see `about.pools`.
+    pools: see `about.pools`. An empty `autoscale` stands for any autoscaler.
     """
     values = {key: str(settings.get(f"backend.{key}", 1)) for key in _GPUS}
     texts = [words.format(values[key]) for key, words in _GPUS.items() if values[key] != "1"]
+    scaler = settings.get("autoscale")
     if (replicas := str(settings.get("backend.replicas", 1))) != "1":
         unlike = " and ".join(f"{pool['replicas']} {name}" for name, pool in (pools or {}).items())
-        texts.append(f"{'at most ' * bool(settings.get('autoscale'))}{unlike or replicas} replicas")
-        if router := settings.get("backend.router"):
+        texts.append(f"{'at most ' * (scaler is not None)}{unlike or replicas} replicas")
+        if settings.get("backend.router"):
             routers = {name: settings.get(f"backend.pools.{name}.router") for name in pools or {}}
             own = "; ".join(f"{name}: {given}" for name, given in routers.items() if given)
             roles = sorted(str(settings.get(f"backend.pools.{name}.role")) for name in routers)
-            arguments = {key.removeprefix(_ROUTER): settings[key] for key in settings if key.startswith(_ROUTER)}
-            arguments.pop("seed", None)
             if all(routers.values()) and roles == ["decode", "prefill"]:  # one pool for each stage: it is not asked
                 texts.append(f"routers {own}")
             else:
-                texts.append(f"router {describe(class_name(str(router)), arguments)}" + f" ({own})" * bool(own))
-        if (age := float(settings.get("backend.staleness", 0))) > 0:
-            texts.append(f"reports {age:g} s old")
+                texts.append(f"router {_object_text(settings, 'backend.router')}" + f" ({own})" * bool(own))
+        if (age := text_of(settings.get("backend.staleness", 0))) != "0":
+            texts.append(f"reports {age} s old")
+        if scaler is not None:
+            texts += [f"autoscaler {_object_text(settings, 'autoscale')}"] * bool(scaler)
+            texts += [words.format(text_of(settings[key])) for key, words in _SCALING.items() if key in settings]
     return texts
+
+
+def _object_text(settings: Mapping[str, Any], key: str) -> str:
+    """Returns the text of an object whose arguments are settings of their own, without a seed."""
+    names = {name: name.removeprefix(f"{key}.") for name in settings if name.startswith(f"{key}.")}
+    return describe(
+        class_name(str(settings[key])), {names[name]: settings[name] for name in names if names[name] != "seed"}
+    )
 
 
 def run_text(summary: Summary) -> str:

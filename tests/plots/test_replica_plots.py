@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hand_made import write_run
@@ -10,6 +11,8 @@ from matplotlib.container import ErrorbarContainer
 from cbatch import ConfigError
 from experiments.api import simulate
 from experiments.plots import replicas, tradeoff
+
+BOTH = {"replicas": {"seconds": 100.0}, "goodput": {"attained_share": 0.5}}
 
 
 class Steps:
@@ -30,9 +33,27 @@ def test_replicas_are_drawn_as_they_came_and_went(tmp_path: Path) -> None:
     assert 60 <= paid[2][0] < 62 and paid[2][1] == 1 and paid[-1][0] == ready[-1][0] > 80
     assert [line.get_label() for line in above.get_lines()] == ["paid", "ready"] and not below.get_lines()
     assert above.get_ylim()[1] > 2 and all(tick.is_integer() for tick in above.get_yticks())
-    assert "at most 3 replicas" in re.sub(r"\s+", " ", above.figure.legends[0].get_title().get_text())  # type: ignore[union-attr]
+    heading = re.sub(r"\s+", " ", above.figure.legends[0].get_title().get_text())  # type: ignore[union-attr]
+    assert "at most 3 replicas, router round_robin, autoscaler Steps, decisions every 10 s, 10 s to start" in heading
     with pytest.raises(ConfigError, match="its number of replicas never changes"):
         replicas.draw(write_run(tmp_path / "other"))
+
+
+def test_a_heading_names_what_autoscaled_runs_share(tmp_path: Path) -> None:
+    """The autoscaler with its arguments, and the times of the scaling; of unlike autoscalers the times, of runs without one nothing."""
+
+    def heading(*scalers: dict[str, Any]) -> str:
+        folder = tmp_path / str(scalers)
+        for number, keys in enumerate(scalers):
+            settings = {"backend": {"replicas": 8, "scaling": {"tick": 15.0, "start_seconds": 60.0}}, **keys}
+            write_run(folder / f"{number}", settings=settings, figures=BOTH)
+        (panel,) = tradeoff.draw(folder).axes
+        return re.sub(r"\s+", " ", panel.figure.legends[0].get_title().get_text())  # type: ignore[union-attr]
+
+    one = {"autoscale": "mine.Waits", "autoscale.most": 4}
+    assert "at most 8 replicas, autoscaler Waits(most=4), decisions every 15 s, 60 s to start" in heading(one)
+    assert "at most 8 replicas, decisions every 15 s, 60 s to start" in heading(one, {"autoscale": "own.B"})
+    assert heading({}).endswith("requests/s, 8 replicas")
 
 
 def test_a_point_has_the_means_and_intervals_of_both_figures(tmp_path: Path) -> None:

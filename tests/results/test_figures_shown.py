@@ -188,7 +188,7 @@ def test_a_run_says_which_gpus_it_has_and_what_each_replica_serves() -> None:
     given = {f"backend.{key}": value for key, value in router.items()}
     assert texts.gpus_texts({"backend.replicas": 2, **given}) == ["2 replicas", "router cache_aware(fallback=tree)"]
     scaled = {"backend.replicas": 12, "autoscale": "fixed"}
-    assert texts.gpus_texts(scaled) == ["at most 12 replicas"]
+    assert texts.gpus_texts(scaled) == ["at most 12 replicas", "autoscaler fixed"]
 
 
 @pytest.mark.parametrize(
