@@ -187,13 +187,18 @@ def limit_power(
     joules: Floats, seconds: Floats, most: Floats, replica: NDArray[np.int64]
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Returns the joules of iterations, at most `most` in each `LIMITED_OVER` of a replica's device time, and whether that limit held."""
-    order, passed = np.argsort(replica, kind="stable"), np.empty(len(seconds))
-    sums, first = np.cumsum(seconds[order]), np.searchsorted(replica[order], replica[order])
-    passed[order] = (sums - (sums - seconds[order])[first]) // LIMITED_OVER
-    _, window = np.unique(passed + replica * (passed.max(initial=0.0) + 1), return_inverse=True)
+    window = windows_of(seconds, replica)
     taken, possible = np.bincount(window, joules), np.bincount(window, most)
     share = np.divide(possible, taken, out=np.ones(len(taken)), where=taken > possible)
     return joules * share[window], (taken >= possible)[window]
+
+
+def windows_of(seconds: Floats, replica: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the number of each iteration's window, `LIMITED_OVER` of a replica's device time, in which the limit of power holds for the mean."""
+    order, passed = np.argsort(replica, kind="stable"), np.empty(len(seconds))
+    sums, first = np.cumsum(seconds[order]), np.searchsorted(replica[order], replica[order])
+    passed[order] = (sums - (sums - seconds[order])[first]) // LIMITED_OVER
+    return np.unique(passed + replica * (passed.max(initial=0.0) + 1), return_inverse=True)[1]
 
 
 def measured_energy(readings: Floats, window: Window) -> float:

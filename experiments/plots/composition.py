@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cbatch import ConfigError
-from cbatch.results.utilisation import device_seconds, machines_of
+from cbatch.results.utilisation import device_seconds, machines_of, windows_of
 from experiments.plots.series import load_runs
 from experiments.plots.style import DECODE, PADDING, PLAIN, PREFILL, Look, add_title, new_figure, print_style
 from experiments.store.csv_tables import ENERGY, POOL, REPLICA
@@ -138,18 +138,23 @@ def _readings(folder: Path, num_replicas: int, pools: Mapping[str, Any]) -> list
 def _predicted(steps: pd.DataFrame, stated: Mapping[str, Any], replica: int, whole: pd.DataFrame) -> "pd.Series[float]":
     """Returns the watts of a replica's GPUs by time, idle between iterations; long runs as means over equal times. stated: see `machines_of`.
 
+    Iterations of one of `windows_of` have its mean, which keeps the limit of power.
+
     whole: iterations from whose first to whose last the replica exists.
     """
     if whole.empty:
         return pd.Series(dtype=float)
     machines, columns = machines_of(stated), {str(name): values.to_numpy() for name, values in steps.items()}
     assert machines.watts is not None
-    seconds = device_seconds(columns, np.zeros(len(steps), np.int64))
+    of_one = np.zeros(len(steps), np.int64)
+    seconds = device_seconds(columns, of_one)
     ended = np.maximum.accumulate(columns["ended"])
     begun = np.maximum(columns["started"], np.concatenate([[-np.inf], ended[:-1]]))
     times = np.array([whole["started"].min(), *np.column_stack([begun, ended]).flat, whole["ended"].max()])
     joules = machines.watts[replica, 0] * np.diff(times)
-    joules[1::2], _ = machines.joules(columns, seconds, machines.watts[replica], np.zeros(len(steps), np.int64))
+    own, window = machines.joules(columns, seconds, machines.watts[replica], of_one)[0], windows_of(seconds, of_one)
+    means = np.bincount(window, own) / np.maximum(np.bincount(window, seconds), np.finfo(float).tiny)
+    joules[1::2] = means[window] * seconds
     taken, edges = np.concatenate([[0.0], joules.cumsum()]), np.unique(times)
     if len(edges) > 2 * _MOST_STEPS:
         edges = np.linspace(times[0], times[-1], _MOST_STEPS)

@@ -134,6 +134,15 @@ def test_the_drawn_power_is_that_of_the_figures(tmp_path: Path, monkeypatch: pyt
     )
 
 
+def test_the_drawn_power_is_at_most_the_limit_of_the_card(tmp_path: Path) -> None:
+    """Prompts of 4,000 tokens between decodes: those iterations alone take more than 700 W, every 60 ms together at most that."""
+    keys = {"length": 4096, "pd_ratio": 40, "requests": 40, "hardware": "h100", "chunk": 2048, "batch": 8}
+    run = simulate("sarathi_serve", **keys, output=tmp_path / "run")
+    assert run.summary["energy"]["at_limit_share"] > 0.05
+    watts = composition.draw(tmp_path / "run").axes[-1].get_lines()[0].get_ydata()
+    assert 699 < max(watts) <= 700 * (1 + 1e-9)  # type: ignore[arg-type]
+
+
 def test_nothing_is_drawn_while_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is idle from 2 to 9 s, longer than any iteration takes."""
     steps = pd.DataFrame(
