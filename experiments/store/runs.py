@@ -215,7 +215,8 @@ def run_table(
     origins = notes_of(summary["about"] for summary in runs["summary"])
     replications = _replications_text(dict(groups), any("[" in cell for _, *cells in rows for cell in cells))
     nothing = f"0 in all rows: {', '.join(heading_of(key).text for key in zeros)}" if zeros else ""
-    texts = [nothing, price_text(runs, shown), replications, _equal_text(groups), tail, omitted_text(omitted), *origins]
+    equal = _equal_texts(groups, [cells for _, *cells in rows])
+    texts = [nothing, price_text(runs, shown), replications, *equal, tail, omitted_text(omitted), *origins]
     return "\n".join(filter(None, [table + end, *texts]))
 
 
@@ -233,14 +234,23 @@ def matching(patterns: Iterable[str], runs: pd.DataFrame) -> list[str]:
     return [key for pattern in patterns for key in known if fnmatchcase(key, pattern)]
 
 
-def _equal_text(groups: Iterable[tuple[str, pd.DataFrame]]) -> str:
-    """Names rows that are equal in every figure, such as those of a setting without effect; empty without such rows."""
-    labels: dict[tuple[str, ...], list[str]] = {}
-    for label, group in groups:
-        labels.setdefault(tuple(group["summary"].map(figures_text)), []).append(label)
-    equal = [" = ".join(same) for same in labels.values() if len(same) > 1]
-    more = [f"{len(equal) - _MOST_EQUAL} more"] * (len(equal) > _MOST_EQUAL)
-    return f"equal in every figure: {'; '.join([*equal[:_MOST_EQUAL], *more])}" if equal else ""
+def _equal_texts(groups: Iterable[tuple[str, pd.DataFrame]], cells: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yields the names of rows that are equal in every figure, such as those of a setting without effect, and of rows that are so as shown.
+
+    cells: of each group's row.
+    """
+    every: dict[tuple[str, ...], list[str]] = {}
+    shown: dict[tuple[str, ...], list[str]] = {}
+    for (label, group), row in zip(groups, cells, strict=True):
+        alike = every.setdefault(tuple(group["summary"].map(figures_text)), [])
+        if not alike:  # the others are named with it
+            shown.setdefault(tuple(row), []).append(label)
+        alike.append(label)
+    for where, labels in (("every figure", every), ("every figure shown", shown)):
+        equal = [" = ".join(same) for same in labels.values() if len(same) > 1]
+        more = [f"{len(equal) - _MOST_EQUAL} more"] * (len(equal) > _MOST_EQUAL)
+        if equal:
+            yield f"equal in {where}: {'; '.join([*equal[:_MOST_EQUAL], *more])}"
 
 
 def _replications_text(groups: Mapping[str, pd.DataFrame], cut: bool) -> str:

@@ -53,6 +53,19 @@ def cells(text: str) -> list[list[str]]:
     return [[cell for cell in map(str.strip, line.replace("|", "  ").split("  ")) if cell] for line in lines]
 
 
+def test_rows_that_differ_in_no_shown_figure_are_named_as_such() -> None:
+    """a and b differ in a figure that the table lacks, d in the fourth digit of one that it has; c is a, and e differs in a shown figure."""
+    rows = [
+        summary("a", throughput={"requests_per_second": 2.0}),
+        summary("b", iterations={"kv_use_mean": 0.01007}, throughput={"requests_per_second": 2.0}),
+        summary("c", throughput={"requests_per_second": 2.0}),
+        summary("d", throughput={"requests_per_second": 2.001}),
+        summary("e", throughput={"requests_per_second": 2.1}),
+    ]
+    notes = run_table(runs(*rows)).splitlines()
+    assert notes[7:9] == ["equal in every figure: a = c", "equal in every figure shown: a = b = d"]
+
+
 def test_each_figure_stands_under_its_name() -> None:
     head, first, second, *notes = cells(run_table(runs(summary(), summary("b")), [Omitted("x", "a reason")]))
     assert [first[0], second[0]] == ["a", "b"] and dict(zip(head[1:], first[1:], strict=True)) == SHOWN
