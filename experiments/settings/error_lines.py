@@ -1,5 +1,6 @@
 """Converts each user error to one line: for Hydra's errors their first line, with the key and the nearest existing key."""
 
+import re
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import nullcontext, suppress
@@ -11,7 +12,7 @@ from typing import Any, TypeGuard
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationKeyError, MissingMandatoryValue
 from yaml import MarkedYAMLError
 
 from cbatch import CbatchError, ConfigError
@@ -77,6 +78,11 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
         return _unknown_key(str(cause.full_key), name, overrides)
+    if isinstance(cause, InterpolationKeyError) and (asked := re.search(r"key '(.+?)' not found", str(cause))):
+        keys = default_keys(name, [])
+        near = get_close_matches(asked[1], [*keys, *dict(flat(keys))], 1)
+        remedy = f"did you mean ${{{near[0]}}}?" if near else "--help lists all keys"
+        return f"{cause.full_key or ' '.join(overrides)}: ${{{asked[1]}}}: no such key; {remedy}"
     if "No match in the defaults list" in str(error):
         return _no_such_group(str(error).split("'")[1], overrides)
     if "An item is already at" in str(error):
