@@ -117,6 +117,8 @@ class TraceLengths(_Checked, ScaledFit):
     format: Format = "auto"
     order: Literal["file", "random"] = "file"
 
+    section = "workload.lengths"
+
     def draw(self, generator: np.random.Generator, num: int) -> tuple[Ints, Ints]:
         in_order = self.order == "file"
         trace = self._trace

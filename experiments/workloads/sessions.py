@@ -193,7 +193,7 @@ class ClosedLoop(Workload):
             num_fit = next((place for place, length in enumerate(lengths) if length > most), len(lengths))
             if num_fit < len(lengths) and self.too_long == "error":
                 turn = f"session {session.name}: turn {num_fit}"
-                problem = f"{turn} has {lengths[num_fit]} tokens, more than max_length={most}"
+                problem = f"{turn} has {lengths[num_fit]} tokens, more than workload.max_length={most}"
                 raise WorkloadError(f"{problem}; raise it, or set workload.too_long to clip or drop")
             if num_fit == len(lengths) or (self.too_long == "clip" and num_fit):
                 sessions.append(session._replace(turns=session.turns[:num_fit]))

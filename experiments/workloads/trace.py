@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +99,8 @@ class Fit:
     new_tokens: Annotated[int, whole(1)] | None = None
     too_long: Literal["error", "clip", "drop"] = "error"
 
+    section: ClassVar[str] = "workload"
+
     def limit_to(self, positions: int, max_new_tokens: int | str = "exact", *, refuse: bool = False) -> Self:
         """Limits `max_length` to a model's positions, with too_long=error only to `refuse` a line by its number; else the engine refuses it."""
         if self.too_long == "error" and not refuse:
@@ -114,7 +116,8 @@ class Fit:
         if self.max_length is None:
             return trace.first(num_requests)
         fits = trace.prompt_tokens + self._limits(trace) <= self.max_length
-        limit = f"max_length={self.max_length} (a setting, or the model's positions); raise it, choose another model, or set too_long"
+        limit = f"{self.section}.max_length={self.max_length} (as set, or the model's positions)"
+        limit += f"; raise it, choose another model, or set {self.section}.too_long"
         if self.too_long == "drop" and not fits.any():
             raise WorkloadError(f"{trace.source}: every request exceeds {limit}=clip")
         trace = (trace.select(fits) if self.too_long == "drop" else trace).first(num_requests)
@@ -150,7 +153,7 @@ def _scale(trace: Trace, factor: float) -> Trace:
     """Multiplies the tokens of each request, including its limits and predictions. Raises WorkloadError if the trace has prompts."""
     if "prompt" in trace.fields:
         problem = f"{trace.source} has prompts, whose tokens cannot be scaled"
-        remedy = "leave it out, or give max_length and too_long=clip"
+        remedy = "leave it out, or give workload.max_length=TOKENS and workload.too_long=clip"
         raise WorkloadError(f"workload.length_scale={factor:g}: {problem}; {remedy}")
     columns = np.array([trace.prompt_tokens, trace.output_tokens]) * factor
     prompts, outputs = np.clip(np.floor(columns + 0.5), 1, MOST_TOKENS).astype(np.int64)

@@ -94,8 +94,8 @@ def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
     assert dropped.fields["client"].tolist() == ["b", "c"]
     assert columns(Fit(max_length=70, too_long="drop").fit(a_trace(), 1)) == [(5, 60)]
     assert message(lambda: Fit(max_length=70).fit(a_trace())) == (
-        "t.csv, line 2: 100 prompt + 10 output tokens exceed max_length=70 "
-        "(a setting, or the model's positions); raise it, choose another model, or set too_long to clip or drop"
+        "t.csv, line 2: 100 prompt + 10 output tokens exceed workload.max_length=70 "
+        "(as set, or the model's positions); raise it, choose another model, or set workload.too_long to clip or drop"
     )
     assert message(lambda: Fit(max_length=70).fit(replace(a_trace(), line=None))).startswith("t.csv, row 1: 100 prompt")
     assert columns(Fit(max_length=110).fit(a_trace())) == columns(a_trace()), "the longest has 110"
@@ -112,9 +112,11 @@ def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
     assert columns(Fit(max_length=50, too_long="clip").fit(stated)) == [(5, 10), (1, 49), (1, 2)]
     assert columns(Fit(max_length=145, too_long="drop", new_tokens=80).fit(stated)) == [(100, 10), (5, 60), (40, 2)]
     assert columns(Fit(max_length=89, too_long="drop", new_tokens=84).fit(stated)) == [(5, 60), (40, 2)]
+    of_lengths = TraceLengths(path="t.csv", max_length=20, too_long="drop")
+    assert "workload.lengths.max_length=20 (as set" in message(lambda: of_lengths.fit(a_trace()))
     assert message(lambda: Fit(max_length=20, too_long="drop").fit(a_trace())) == (
-        "t.csv: every request exceeds max_length=20 (a setting, or the model's positions); "
-        "raise it, choose another model, or set too_long=clip"
+        "t.csv: every request exceeds workload.max_length=20 (as set, or the model's positions); "
+        "raise it, choose another model, or set workload.too_long=clip"
     )
 
 
