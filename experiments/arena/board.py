@@ -96,10 +96,12 @@ def _cells(replications: pd.DataFrame) -> pd.DataFrame:
     cells = []
     for place, group in replications.groupby(CELL):
         by_seed = {policy: rows.set_index("seed") for policy, rows in group.groupby("policy")}
-        best = max((rows[ATTAINED] for rows in by_seed.values()), key=lambda shares: float(shares.mean())).to_dict()
+        whole = max(map(len, by_seed.values()))  # some runs may have failed
+        complete = [rows[ATTAINED] for rows in by_seed.values() if len(rows) == whole]
+        best = max(complete, key=lambda shares: float(shares.mean())).to_dict()
         for policy, rows in by_seed.items():
             attained = rows[ATTAINED].to_dict()
-            as_good = attained == best or not compare(best, attained, paired=True).significant
+            as_good = attained == best or len(attained) < 2 or not compare(best, attained, paired=True).significant
             cell = {"policy": policy, **dict(zip(CELL, place, strict=True)), "rate": rows["rate"].iloc[0]}
             cell["best"] = as_good
             for name in FIGURES:

@@ -115,6 +115,14 @@ def test_policies_are_ranked_where_all_have_been_and_told_apart_in_pairs(cells: 
     assert ranked["best"].tolist() == [1, 0, 1, 0] and set(ranked["cells"]) == {1}
 
 
+def test_a_policy_whose_runs_failed_but_for_one_is_on_the_page() -> None:
+    """One run shows no difference, and is not what the others are compared with."""
+    rows = [*replications("high", 0.4, 90 + SCATTER, 2.0), *replications("low", 0.4, 88 + SCATTER, 2.0)]
+    cells = boards._cells(pd.DataFrame([*rows, *replications("failing", 0.4, [99.0], 1.0)]))
+    assert dict(zip(cells["policy"], cells["best"], strict=True)) == {"failing": True, "high": True, "low": False}
+    assert np.isnan(cells[f"{ATTAINED} ±"][0])
+
+
 def test_the_markdown_page_has_a_row_per_policy_and_cell(cells: pd.DataFrame) -> None:
     text = boards.markdown(cells, ["SIMULATED with profile <h200>"])
     table = text.partition("## Cells\n\n")[2].partition("\n\n")[0].splitlines()
