@@ -19,19 +19,22 @@ from zlib import crc32
 
 import pytest
 from commands import ROOT, write_azure_trace
+from curve import one_percent_at_7
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from in_process import in_time, outcome
 from schedules import make_engine
 from spoiled_inputs import jsons, spoiled_bytes, spoiled_gzip, spoiled_json, spoiled_lines
 from spoiled_policies import Once, modules, once
-from spoiled_settings import SMALL, command_lines, configurations
+from spoiled_settings import CELLS, SEARCHES, SMALL, command_lines, configurations
 from spoiled_traces import LENGTHS, OTHERS, spoiled_traces
 
 from cbatch import CbatchError, Limits, Request
 from cbatch.arrivals import Listed
 from cbatch.model.checkpoint import spec_from_checkpoint
 from cbatch.sim.profile_file import PROFILES, load_profile
+from experiments.arena.__main__ import arena
+from experiments.capacity.__main__ import COMMAND as SEARCH
 from experiments.check.__main__ import main as check
 from experiments.check.search import tiny_scenarios
 from experiments.plot import main as plot
@@ -100,6 +103,27 @@ def test_command_lines(fuzz: Fuzz, folder: Path) -> None:
         outcome(run, lines)
 
     fuzz(0.06, command_lines(), test)
+
+
+@pytest.mark.long
+def test_searches_and_arenas(fuzz: Fuzz, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Capacities of a curve that is known, and cells of two short runs; each failed run of a cell is a line of its own."""
+    known = lambda settings, number, rate, *size: one_percent_at_7()([(number, rate)], *size)[0]  # noqa: E731
+    monkeypatch.setattr("experiments.capacity.command.simulate", known)
+    monkeypatch.setattr("experiments.capacity.control._DRAWN", 20_000)
+    search = partial(run, command=SEARCH)
+
+    def test(given_input: tuple[str, list[str]]) -> None:
+        clean(folder)
+        name, lines = given_input
+        if name == "capacity":
+            outcome(search, lines)
+        else:
+            outcome(arena, [*lines, "replications=2"], num_runs=2)
+
+    bases = {"capacity": SEARCHES, "arena": CELLS}
+    lines = [st.tuples(st.just(name), command_lines(base, name)) for name, base in bases.items()]
+    fuzz(0.03, st.one_of(lines), test)
 
 
 def test_option_files(fuzz: Fuzz, folder: Path) -> None:

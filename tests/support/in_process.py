@@ -29,8 +29,10 @@ class Outcome(NamedTuple):
     """The one line on stderr, without its `error: `; empty if there is none."""
 
 
-def outcome(main: Callable[[list[str]], int], argv: list[str], statuses: tuple[int, ...] = (0, 2)) -> Outcome:
-    """Run a command.
+def outcome(
+    main: Callable[[list[str]], int], argv: list[str], statuses: tuple[int, ...] = (0, 2), num_runs: int = 0
+) -> Outcome:
+    """Run a command. num_runs: those of a sweep, each of which may fail with a line of its own.
 
     Raises:
         AssertionError: it ended with another status, or printed more or less than one line of error.
@@ -47,7 +49,8 @@ def outcome(main: Callable[[list[str]], int], argv: list[str], statuses: tuple[i
     lines = err.getvalue().splitlines()
     assert status in statuses, (status, argv, lines)
     if status == 2:
-        assert len(lines) == 1 and lines[0].startswith("error: ") and len(lines[0]) > len("error: x"), (argv, lines)
+        assert 1 <= len(lines) <= 1 + num_runs, (argv, lines)
+        assert all(line.startswith("error: ") and len(line) > len("error: x") for line in lines), (argv, lines)
     else:
         assert lines == [], (argv, lines)
     return Outcome(status, out.getvalue(), lines[0].removeprefix("error: ") if lines else "")

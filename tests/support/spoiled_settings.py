@@ -1,6 +1,6 @@
 """Strategies for the settings of a run, a few of which are spoiled."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -26,6 +26,11 @@ BASES = (
 )
 """Runs of a few milliseconds, which are then spoiled."""
 
+QUICK = ("policy=orca", "workload=open_loop", *QUEUE, "predictor=none", "slo.ttft=0.01")
+SEARCHES = ((*QUICK, "requests=2000", "replications=20", "cores=1"),)
+CELLS = ((*QUICK, "slo=none", "workload.load=0.7", "bounds=false"),)
+IN_VLLM = (("policy=orca",), ("policy=sarathi_serve", "chunk=64"), ("policy=slai", "model=llama-3.1-8b"))
+
 
 def keys_of(config: Any, prefix: str = "") -> Iterator[str]:
     """Keys of sections and of what is in them."""
@@ -36,16 +41,16 @@ def keys_of(config: Any, prefix: str = "") -> Iterator[str]:
 
 
 @cache
-def composed(base: tuple[str, ...]) -> dict[str, Any]:
-    return dict(compose(*base).keys)
+def composed(base: tuple[str, ...], name: str = "config") -> dict[str, Any]:
+    return dict(compose(*base, name=name).keys)
 
 
 @st.composite
-def command_lines(draw: st.DrawFn) -> list[str]:
-    """Settings of a valid run, one to three of them spoiled."""
-    base = draw(st.sampled_from(BASES))
+def command_lines(draw: st.DrawFn, bases: Sequence[tuple[str, ...]] = BASES, name: str = "config") -> list[str]:
+    """Settings of a valid command, one to three of them spoiled. name: of the file with its keys."""
+    base = draw(st.sampled_from(bases))
     names = [
-        *keys_of(composed(base)),
+        *keys_of(composed(base, name)),
         *["nothing", "policy.x", "workload.a.b", ".", "ä", "hydra.job.name", "chunk.x", "x[0]"],
         "",
     ]

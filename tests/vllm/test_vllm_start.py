@@ -1,18 +1,21 @@
 """What vLLM's scheduler cannot do with a policy is refused at its start, in one line."""
 
 from pathlib import Path
+from shlex import join
 from typing import Any
 
 import pytest
 import vllm.v1.kv_cache_interface as kinds
+from hypothesis import HealthCheck, given, settings
+from spoiled_settings import IN_VLLM, command_lines
 from vllm import __version__
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_rig import Rig
 
-from cbatch import BatchShape, ConfigError, Limits, Plan, PlanError, PolicyError, Request, View
+from cbatch import BatchShape, CbatchError, ConfigError, Limits, Plan, PlanError, PolicyError, Request, View
 from cbatch.sim import ProfileCost
 from cbatch.vllm import Adapter
-from experiments.vllm import PolicyScheduler, make_adapter
+from experiments.vllm import PolicyScheduler, make_adapter, variable
 from policies.orca import Orca
 
 LIMITS = Limits(4, 64, 60)
@@ -106,6 +109,30 @@ def test_settings_that_cannot_be_used(
     with pytest.raises(ConfigError, match=said) as raised:
         start(monkeypatch, overrides)
     assert "\n" not in str(raised.value) and not Path("kept").exists()
+
+
+@pytest.mark.long
+def test_any_keys_are_taken_or_refused_in_one_line(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As `tests/commands/test_fuzz.py`, which has the commands."""
+    number = max(int(pytestconfig.getoption("--fuzz") * 0.03), 2)
+
+    @settings(max_examples=number, suppress_health_check=list(HealthCheck))
+    @given(command_lines(IN_VLLM, "vllm"))
+    def test(lines: list[str]) -> None:
+        monkeypatch.setenv("CBATCH", join(lines))
+        try:
+            with variable() as overrides:
+                recorder = make_adapter(overrides).recorder
+        except CbatchError as error:
+            text = str(error)
+            assert text.startswith("CBATCH=") and "\n" not in text
+        else:
+            _ = recorder and recorder.close()
+
+    monkeypatch.chdir(tmp_path)
+    test()
 
 
 def test_keys_that_the_policy_does_not_read_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
