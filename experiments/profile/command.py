@@ -34,10 +34,6 @@ from experiments.store.provenance import commit, slug, today, versions, write_te
 
 Size = Annotated[int, whole(2)]
 
-SETTLED_SECONDS, LIGHT_ROWS = 0.5, 16
-"""Warm-up of iterations with drafts, whose runs compute hundreds of similar ones, if they have more rows: after `WARM_UP_SECONDS` the clock of an H200
-still falls."""
-
 QUICK = {"max_tokens": 512, "longest": 1024}
 """Limits of the iterations of `measure_cpu`; predictions beyond them are extrapolated."""
 
@@ -113,7 +109,6 @@ def measure_drafts(
     with closing(machine.server):
         report(f"decodes with up to {drafts} drafts, {spec.name} on {machine.name}")
         laboratory = machine.laboratory(spec)
-        laboratory.warm_up_seconds, laboratory.light_rows = SETTLED_SECONDS, LIGHT_ROWS
         bases = drafted_bases(laboratory, machine.decode_sizes)
         base = PiecewiseLinear.through((size, laboratory.seconds(one)) for size, one in bases.items())
         report("attention")

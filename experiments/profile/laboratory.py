@@ -26,6 +26,10 @@ WARM_UP_SECONDS = 0.1
 """Prompts draw all the power that the GPU is allowed, and the clock follows. Within this time the clock covers at least two thirds
 of the distance, also when decodes follow prompts. Timed iterations are thus near the steady state."""
 
+LIGHT_ROWS, SETTLED_SECONDS = 16, 1.2
+"""More rows without prompts draw all the power, too. When such iterations or prompts begin after lighter ones, the clock of an H200 is first
+too high, and from 0.5 to 1.1 s on below its steady state."""
+
 LEAST_SECONDS, LEAST_REPEATS = 0.02, 3
 """Least duration and number of repetitions of an iteration."""
 
@@ -64,10 +68,7 @@ class Batch(NamedTuple):
 
 
 class Laboratory:
-    """Computes batches on a server of real tokens, for requests that exist only as rows.
-
-    measured: seconds by timed batch. warm_up_seconds: of iterations that draw much power, which without prompts are those of more than `light_rows`.
-    """
+    """Computes batches on a server of real tokens, for requests that exist only as rows. measured: seconds by timed batch."""
 
     def __init__(self, server: Server, vocabulary_size: int) -> None:
         self.executor, self.limits = server.executor, server.limits
@@ -79,8 +80,7 @@ class Laboratory:
         self._table.tokens[:] = np.random.default_rng(0).integers(0, vocabulary_size, self._table.tokens.shape)
         self._requests = [Request(index, 1, 1) for index in range(limits.max_batch)]
         self._index = 0
-        self._hot, self.warm_up_seconds = False, WARM_UP_SECONDS  # hot: the last iterations drew much power
-        self.light_rows = limits.max_batch
+        self._hot = 0.0  # seconds for which the last iterations drew much power
 
     def holds(self, batch: Batch) -> bool:
         """Returns whether the batch fits the limits and the KV cache."""
@@ -118,7 +118,7 @@ class Laboratory:
             results += self._computed(batches[-1:])
         else:
             results = self._computed(batches)
-        self._hot = any(map(self._is_hot, batches))
+        self._hot = WARM_UP_SECONDS * any(map(_is_hot, batches))
         ended = [0.0, *(result.ended for result in results)]
         seconds = [result.ended - max(result.started, last) for result, last in zip(results, ended, strict=False)]
         return seconds, max(results[-1].started - ended[-2], 0.0)
@@ -151,8 +151,11 @@ class Laboratory:
 
     def _intervals(self, batch: Batch) -> Sequence[float]:
         """Returns the seconds between the starts of consecutive iterations, after the warm-up."""
-        was_hot, self._hot = self._hot, self._is_hot(batch)
-        warm_up = self.warm_up_seconds if self._hot or was_hot else 0.0
+        hot = _is_hot(batch)
+        warm_up = WARM_UP_SECONDS if hot or self._hot else 0.0
+        if hot:
+            warm_up = max(warm_up, SETTLED_SECONDS - self._hot)
+        self._hot = self._hot + warm_up if hot else 0.0
         started: list[float] = []
         first = 0  # first iteration that counts; at least one warms up
         before = self.executor.launch(self._step(batch))
@@ -172,9 +175,6 @@ class Laboratory:
         self.executor.wait(before)
         intervals: list[float] = np.diff(started[first:]).tolist()
         return intervals
-
-    def _is_hot(self, batch: Batch) -> bool:
-        return bool(batch.chunks) or sum(batch.num_tokens) > self.light_rows
 
     def _give_blocks(self, ends: Sequence[int]) -> None:
         """Gives each row the blocks for its number of tokens, and no blocks to other rows."""
@@ -206,6 +206,11 @@ class Laboratory:
         )
         self._index += 1
         return step
+
+
+def _is_hot(batch: Batch) -> bool:
+    """Returns whether such iterations draw all the power that the GPU is allowed."""
+    return bool(batch.chunks) or sum(batch.num_tokens) > LIGHT_ROWS
 
 
 def _enough(started: Sequence[float]) -> bool:

@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(profile_command, "QUICK", {"max_tokens": 32, "longest": 64})
     monkeypatch.setattr(host, "NEW", 4)
-    for name, value in (("WARM_UP_SECONDS", 0.0), ("MOST_SECONDS", 0.0)):
+    for name, value in (("WARM_UP_SECONDS", 0.0), ("SETTLED_SECONDS", 0.0), ("MOST_SECONDS", 0.0)):
         monkeypatch.setattr(laboratory, name, value)
     (tmp_path / "asks.py").write_text(POLICY)
     return tmp_path

@@ -1,10 +1,14 @@
 """What the laboratory measures: kernels told apart, batches that it can hold, noise, and iterations that compile."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from test_profile_command import CAPTURED, LIMITS, SIZES, Clockwork, lab_of, server
 
-from cbatch import BatchShape, Step, StepResult
+from cbatch import BatchShape, Server, Step, StepResult
+from cbatch.cost import NO_COST
+from cbatch.kv import KVSize
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.measured import CapturedGraphs
 from experiments.profile.batches import (
@@ -127,6 +131,33 @@ def test_a_pause_of_the_host_leaves_the_median_of_a_long_iteration() -> None:
     lab = lab_of(Pausing())
     assert lab.time(Batch(((300, 0),))) == pytest.approx(0.06)
     assert lab.executor.now() > 0.9  # it paused
+
+
+def test_many_decodes_are_timed_in_the_steady_state_of_the_clock() -> None:
+    """After few decodes many are 4% faster for 0.2 s, and 4% slower from 0.5 to 1.1 s on: the power is limited on average. Few are slow right after many."""
+
+    class Limited(Clockwork):
+        began, last = 0.0, -1.0  # of many decodes
+
+        def seconds(self, shape: BatchShape) -> float:
+            if shape.num_decodes <= 16:
+                return 4e-3 + 1e-3 * (self.clock < self.last + 0.05)
+            since = self.clock - self.began
+            return 5e-3 * (0.96 if since < 0.2 else 1.04 if 0.5 < since < 1.1 else 1.0)
+
+        def launch(self, step: Step) -> StepResult:
+            result = super().launch(step)
+            if step.shape().num_decodes > 16:
+                self.last = self.clock
+            elif self.clock > self.last + 0.05:
+                self.began = self.clock
+            return result
+
+    limits = replace(LIMITS, max_batch=64)
+    lab = Laboratory(Server(Limited(), limits, NO_COST, KVSize(64 * 32, 64)), 512)  # type: ignore[type-var]
+    for number, milliseconds in ((8, 4.0), (64, 5.0), (17, 5.0), (33, 5.0), (16, 4.0), (32, 5.0)):
+        assert lab.time(Batch((), (1,) * number)) == pytest.approx(milliseconds / 1e3), number
+    assert lab.executor.now() < 4  # the clock settles once, unless few decodes come between
 
 
 def test_long_iterations_are_computed_twice_and_again_only_where_the_first_one_compiled() -> None:
