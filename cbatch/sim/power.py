@@ -10,8 +10,8 @@ the average power is within the limit. The clock rises again during pauses and d
 memory. On an H200 an iteration takes up to a sixth less time after light iterations than after similar iterations, and
 decodes take up to a tenth more time right after prompts than after decodes.
 
-Each kind of iteration has a steady clock, at which the GPU settles if it computes nothing else. Every iteration moves the
-clock towards its steady clock. A profile's tables describe this steady state; this module describes other clocks.
+Each kind of iteration has a steady clock, at which the GPU settles if it computes nothing else: few decodes at the full clock, many below it.
+Every iteration moves the clock towards its steady clock. A profile's tables describe this steady state; this module describes other clocks.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,8 @@ class PowerLimit:
     gain, loss: as in `Pace`, as shares of the seconds of products and small operations, against the iteration's tokens.
     reserve_seconds: total seconds saved by consecutive prompts while the clock falls from full to lowest.
     decode_loss: `loss` of decode-only iterations, as a share of their seconds without the output head, against the number
-        of decodes; their steady clock is the full clock.
+        of decodes.
+    decode_level: their steady clock, as a share of the way from the lowest to the full clock, against the number of decodes; None: full.
     rise_seconds: time constant of the clock's rise during decode-only iterations, against the number of decodes.
     idle_rise_seconds: time constant of the clock's rise when idle.
     """
@@ -58,6 +59,7 @@ class PowerLimit:
     decode_loss: Annotated[PiecewiseLinear, TableColumns("requests", "share")]
     rise_seconds: Annotated[PiecewiseLinear, TableColumns("requests", positive=True)]
     idle_rise_seconds: Positive
+    decode_level: Annotated[PiecewiseLinear, TableColumns("requests", "share", positive=True)] | None = None
 
     def of_prompts(self, num_tokens: int, seconds: float) -> Pace:
         """Returns the pace of an iteration with prompts. seconds: of products and small operations, in the steady state."""
@@ -69,7 +71,9 @@ class PowerLimit:
     def of_decodes(self, num_decodes: int) -> Callable[[float], Pace]:
         """Returns the pace of a decode-only iteration as a function of its seconds in the steady state."""
         loss, rise = _held(self.decode_loss, num_decodes), _held(self.rise_seconds, num_decodes)
-        return lambda seconds: Pace(0.0, loss * seconds, seconds / rise)
+        level = _held(self.decode_level, num_decodes) if self.decode_level else 1.0
+        gain = loss / level - loss
+        return lambda seconds: Pace(gain * seconds, loss * seconds, seconds / rise)
 
 
 def _held(curve: PiecewiseLinear, size: float) -> float:

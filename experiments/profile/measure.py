@@ -75,7 +75,7 @@ def measure(
     power = None
     if power_limited:
         report("power")
-        power = power_limit(laboratory, mixed, decode_sizes)
+        power = power_limit(laboratory, mixed, decode_sizes, max(mixed_sizes))
     chunks = ChunkGrid.through((*small, *large))
     report("decodes beside a chunk")
     mixed_decodes = _mixed_decodes(laboratory, decode_sizes, mixed_sizes, mixed, chunks)

@@ -7,6 +7,7 @@ gain          light decodes, long enough | prompts: their saving
 reserve       light decodes, long enough | large iterations until nothing is saved: their total saving
 loss          large iterations until nothing is saved | prompts, or decodes: their extra time
 rise          large iterations until nothing is saved | decodes, or a pause, of known length | a large iteration: its saving
+level         large iterations until nothing is saved | decodes, long enough | a large iteration: its saving beside that after light decodes
 """
 
 from collections.abc import Sequence
@@ -24,8 +25,8 @@ LIGHT = Batch((), (1,))
 RESTED_SECONDS = 0.15
 """Duration of light or large iterations after which the clock has nearly settled; up to a fifth of the distance remained."""
 
-RISE_SECONDS, PAUSE_SECONDS = 0.03, 0.02
-"""Durations of decodes, and of a pause, after which the clock has partly risen."""
+RISE_SECONDS, PAUSE_SECONDS, SETTLED_SECONDS = 0.03, 0.02, 0.3
+"""Durations of decodes, and of a pause, after which the clock has partly risen, and of decodes after which it has settled."""
 
 LARGE_SECONDS = 0.06
 """Approximate duration of the large iteration: long enough to lower the clock, short enough to measure its saving. If the largest
@@ -50,9 +51,15 @@ NEARLY_ALL = 0.75
 """An iteration that saves more than this share of the reserve measures the reserve instead of the full clock's effect."""
 
 
-def power_limit(laboratory: Laboratory, bases: PiecewiseLinear, decode_counts: Sequence[int]) -> PowerLimit:
-    """Measures the power limit. bases: seconds of mixed iterations in the steady state. decode_counts: numbers of decodes to measure."""
-    sizes = _sizes(laboratory, bases)
+def power_limit(
+    laboratory: Laboratory, bases: PiecewiseLinear, decode_counts: Sequence[int], captured: int
+) -> PowerLimit:
+    """Measures the power limit.
+
+    bases: seconds of mixed iterations in the steady state. decode_counts: numbers of decodes to measure.
+    captured: most tokens of an iteration with a graph. After light decodes or a pause, the device waits for the launches of larger ones.
+    """
+    sizes = [size for size in _sizes(laboratory, bases) if size <= captured]
     rest = [LIGHT] * _repeats(laboratory, LIGHT, RESTED_SECONDS)
     saved = {size: max(_saved(laboratory, [*rest, Batch(prompts(size))])[0], 0.0) for size in sizes}
     large = min(sizes, key=lambda size: abs(laboratory.seconds(Batch(prompts(size))) - LARGE_SECONDS))
@@ -60,10 +67,10 @@ def power_limit(laboratory: Laboratory, bases: PiecewiseLinear, decode_counts: S
     spent = [batch] * _repeats(laboratory, batch, RESTED_SECONDS)
     reserve = max(_reserve(laboratory, [*rest, *[batch] * FALLING, *[batch] * FALLEN]), *saved.values())
     gain, loss = _prompts(laboratory, saved, reserve, spent)
-    decode_loss, rise_seconds = _decodes(laboratory, decode_counts, spent, first)
+    decode_loss, rise_seconds, decode_level = _decodes(laboratory, decode_counts, spent, first)
     risen, pause = _saved(laboratory, [*spent, batch], PAUSE_SECONDS)
     idle_rise_seconds = _time_constant(max(pause, PAUSE_SECONDS), risen, first)
-    return PowerLimit(gain, loss, reserve, decode_loss, rise_seconds, idle_rise_seconds)
+    return PowerLimit(gain, loss, reserve, decode_loss, rise_seconds, idle_rise_seconds, decode_level)
 
 
 def _prompts(
@@ -87,8 +94,8 @@ def _prompts(
 
 def _decodes(
     laboratory: Laboratory, decode_counts: Sequence[int], spent: Sequence[Batch], first: float
-) -> tuple[PiecewiseLinear, PiecewiseLinear]:
-    """Returns `decode_loss` and `rise_seconds` of a `PowerLimit`.
+) -> tuple[PiecewiseLinear, PiecewiseLinear, PiecewiseLinear]:
+    """Returns `decode_loss`, `rise_seconds` and `decode_level` of a `PowerLimit`.
 
     spent: large iterations that leave the clock at its lowest. first: seconds that a large iteration saves after a rest.
     """
@@ -96,16 +103,19 @@ def _decodes(
     context = min(DECODE_CONTEXT, longest)
     batches = [Batch((), spread(number, context, longest)) for number in decode_counts]
     held = [batch for batch in batches if laboratory.holds(batch)] or [LIGHT]
-    losses, rises = [], []
+    losses, rises, levels = [], [], []
     for batch in held:
         steady, number = laboratory.seconds(batch), _repeats(laboratory, batch, RISE_SECONDS)
         risen, _ = _saved(laboratory, [*spent, *[batch] * number, spent[-1]])
-        rises.append(_time_constant(number * steady, risen, first))
+        settled, _ = _saved(laboratory, [*spent, *[batch] * _repeats(laboratory, batch, SETTLED_SECONDS), spent[-1]])
+        levels.append(min(max(settled / first, LEAST), 1.0) if first else 1.0)
+        rises.append(_time_constant(number * steady, risen, levels[-1] * first))
         settling = steady / rises[-1]
         # the loss at a constant clock exceeds the loss measured while the clock rises
         losses.append(_lost(laboratory, [*spent, batch]) / steady * (settling / -expm1(-settling)))
     numbers = tuple(float(len(batch.decodes)) for batch in held)
-    return PiecewiseLinear(numbers, tuple(losses)), PiecewiseLinear(numbers, tuple(rises))
+    loss, rise, level = (PiecewiseLinear(numbers, tuple(values)) for values in (losses, rises, levels))
+    return loss, rise, level
 
 
 def _at_full_and_lowest(saved: float, lost: float, reserve: float) -> tuple[float, float]:

@@ -40,6 +40,8 @@ from experiments.setup.presets import load_spec
 
 LIMITS = Limits(8, 4096, 2048, tile=64)
 SIZES, CAPTURED = (1, 2, 4, 8), (64, 128, 256)
+GRAPHS = (*CAPTURED, 512, 1024, 2048)
+"""Graphs for more tokens, where nothing is padded."""
 ROWS = (*SIZES, 128)
 """Rows of the graphs of eight requests with up to 15 drafts."""
 SPEC = ModelSpec("made-up", "llama", 4, 64, 4, 2, 16, 160, 512, 4096)
@@ -167,6 +169,7 @@ POWER = PowerLimit(
     decode_loss=PiecewiseLinear(SIZES, (0.0, 0.02, 0.1, 0.05)),
     rise_seconds=PiecewiseLinear(SIZES, (0.01, 0.02, 0.03, 0.06)),
     idle_rise_seconds=0.015,
+    decode_level=PiecewiseLinear(SIZES, (1.0, 1.0, 0.8, 0.4)),
 )
 
 
@@ -222,16 +225,35 @@ def test_decodes_with_drafts_take_what_was_measured() -> None:
     assert cost.predict(alone := BatchShape((), 3, 2100)) == pytest.approx(Clockwork().seconds(alone), rel=0.005)
 
 
-def test_the_clock_is_seen_to_follow_the_power() -> None:
-    found = measure(lab_of(Clockwork(power=POWER)), SIZES, CAPTURED, lambda text: None).power
+class Launching(Clockwork):
+    """After decodes or a pause the device waits for iterations that have no graph, as their operations are launched one by one."""
+
+    decoded = False
+
+    def seconds(self, shape: BatchShape) -> float:
+        return super().seconds(shape) + 0.03 * (self.decoded and shape.num_tokens > GRAPHS[-1])
+
+    def launch(self, step: Step) -> StepResult:
+        self.decoded |= self.clock > self.ended
+        result = super().launch(step)
+        self.decoded = not step.shape().chunks
+        return result
+
+
+@pytest.mark.parametrize("executor", [Clockwork, Launching])
+def test_the_clock_is_seen_to_follow_the_power(executor: type[Clockwork], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laboratory, "LIGHT_ROWS", 2)  # more lower the clock
+    found = measure(lab_of(executor(power=POWER)), SIZES, GRAPHS, lambda text: None).power
     assert found is not None
     assert found.reserve_seconds == pytest.approx(POWER.reserve_seconds, rel=0.05)
     assert [found.gain.at(size) for size in (64, 512, 1024)] == pytest.approx([0.02, 0.1, 0.1], rel=0.1)
     assert [found.loss.at(size) for size in (64, 512, 1024)] == pytest.approx([0.03, 0.0, 0.0], rel=0.1, abs=0.002)
     assert found.decode_loss.seconds == pytest.approx(POWER.decode_loss.seconds, rel=0.03, abs=0.002)
     assert found.rise_seconds.seconds == pytest.approx(POWER.rise_seconds.seconds, rel=0.1)
+    assert found.decode_level and POWER.decode_level
+    assert found.decode_level.seconds == pytest.approx(POWER.decode_level.seconds, rel=0.03)
     assert found.idle_rise_seconds == pytest.approx(POWER.idle_rise_seconds, rel=0.1)
-    steady = measure(lab_of(Clockwork()), SIZES, CAPTURED, lambda text: None).power
+    steady = measure(lab_of(Clockwork()), SIZES, GRAPHS, lambda text: None).power
     assert steady is not None and steady.reserve_seconds == pytest.approx(0.0, abs=1e-9)
     worst = [max(curve.seconds) for curve in (steady.gain, steady.loss, steady.decode_loss)]
     assert worst == pytest.approx([0.0] * 3, abs=1e-9)
@@ -320,7 +342,7 @@ def test_host_times_are_a_line_and_measured_again_where_other_work_hides_it(monk
 def test_the_command_measures_a_model_and_keeps_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("WARM_UP_SECONDS", "MOST_SECONDS"):
+    for name in ("WARM_UP_SECONDS", "SETTLED_SECONDS", "MOST_SECONDS"):
         monkeypatch.setattr(laboratory, name, 0.0)
     monkeypatch.setattr(host, "NEW", 8)
     path = tmp_path / "mine.json"

@@ -76,6 +76,18 @@ def test_an_iteration_takes_its_steady_time_at_its_own_clock() -> None:
         assert changes[-1] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_many_decodes_leave_the_clock_where_they_settle() -> None:
+    """At a quarter of the way: a prompt then saves a quarter of what it does after a rest, and decodes after a rest save three times what they lose after prompts."""
+    limit = replace(LIMIT, decode_level=PiecewiseLinear((1, 4), (1.0, 0.25)))
+    for number, level in ((1, 1.0), (4, 0.25)):
+        clock = GpuClock(limit)
+        first = clock.run(limit.of_decodes(number)(0.001))
+        assert first == pytest.approx(0.3 * 0.001 if number == 4 else 0.0, rel=0.001)
+        clock.run(limit.of_decodes(number)(100.0))
+        assert clock.run(limit.of_decodes(number)(0.001)) == pytest.approx(0.0, abs=1e-9)
+        assert clock.run(Pace(0.001, 0.0, 0.001)) == pytest.approx(level * 0.001, rel=0.001)
+
+
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 2), st.floats(0, 2), st.floats(0, 5)), max_size=30))
 def test_no_more_is_saved_or_lost_than_the_clock_makes(steps: list[tuple[float, float, float, float]]) -> None:
     clock = GpuClock(LIMIT)
