@@ -25,6 +25,8 @@ class Inbox:
     nothing is copied there any more. on_kept: called with a wanted request once its blocks are kept. on_left: called
     in place of this if its client has left before (`RequestSpec.timeout`); None: somebody else sees to that.
     on_gave_way: called with the time when a lease of this engine's blocks has ended before it was read: this and other engines are to look again.
+    take_back: called with a request whose kept blocks are to be free: it is to `forget` the request once nothing writes to them. Its blocks are
+    then read after the prefill.
     """
 
     def __init__(self) -> None:
@@ -41,6 +43,7 @@ class Inbox:
         self.free: Callable[[Loading], object] = self.freed.append
         self.on_kept: Callable[[Request, float], object] = lambda request, now: None
         self.on_gave_way: Callable[[float], object] = lambda now: None
+        self.take_back: Callable[[Request], object] = self.forget
         self.on_left: Callable[[Request], object] | None = None
 
     @property
@@ -117,8 +120,14 @@ class Inbox:
         return came
 
     def give_way(self, state: State, now: float) -> None:
-        """Called when the engine plans nothing: ends a lease if leases alone leave no room for what is offered."""
-        if self.offered and give_way(state):
+        """Called when the engine plans nothing, perhaps for lack of room: it and others could wait for each other.
+
+        Gives up the blocks kept last if it is to take, or to prefill, requests of others; without kept ones, ends a lease if leases alone leave no
+        room for what is offered.
+        """
+        if self.kept and (self.offered or any(map(state.hands_over, (*state.waiting, *state.running)))):
+            self.take_back(next(reversed(self.kept.values())).request)
+        elif self.offered and give_way(state):
             self.on_gave_way(now)
 
     def withdraw(self, request: Request) -> bool:

@@ -81,7 +81,7 @@ class LiveTransfers:
             engine.inbox.drop = self._drop_unread
             if moves.push:
                 engine.inbox.on_kept = partial(self._kept, replica)
-                engine.inbox.on_left = self._prefill
+                engine.inbox.on_left, engine.inbox.take_back = self._prefill, self._take_back
                 engine.inbox.free = partial(self._free, replica)
                 engine.on_absorbed = partial(self._send_computed, replica)
                 engine.on_launch = partial(self._send_layers, replica)
@@ -107,11 +107,8 @@ class LiveTransfers:
 
     def ended(self, request: Request, replica: int) -> None:
         """Forgets a request that has ended in a replica."""
-        prefiller, sent = self._prefiller_of.pop(request.id, -1), self._sent.get(request.id)
-        if sent is not None and replica == prefiller:
-            _, decoder = sent.pair
-            forget = partial(self._threads.post, decoder, partial(self._forget, decoder, request))
-            self._threads.post(prefiller, partial(self._when_landed, prefiller, forget))
+        if replica == self._prefiller_of.pop(request.id, -1) and request.id in self._sent:
+            self._threads.post(replica, partial(self._send_no_more, replica, request))
 
     def settle(self) -> None:
         """Ends what is left after a run: copies for requests whose clients have left."""
@@ -190,7 +187,19 @@ class LiveTransfers:
     def _sent_of(self, replica: int, request: Request) -> SentBlocks | None:
         """Returns what is sent of a request that a replica prefills for another."""
         is_here = request._table is self._engines[replica].state.table and self._hands_over(replica, request)
-        return self._sent.get(request.id) if is_here else None
+        sent = self._sent.get(request.id) if is_here else None
+        return None if sent is None or sent.is_over else sent
+
+    def _take_back(self, request: Request) -> None:
+        if (prefiller := self._prefiller_of.get(request.id)) is not None:
+            self._threads.post(prefiller, partial(self._send_no_more, prefiller, request))
+
+    def _send_no_more(self, prefiller: int, request: Request) -> None:
+        """Lets the decoder of a request forget the blocks that it keeps, once no layers write to them."""
+        if (sent := self._sent.get(request.id)) is not None:
+            sent.is_over, (_, decoder) = True, sent.pair
+            forget = partial(self._threads.post, decoder, partial(self._forget, decoder, request))
+            self._when_landed(prefiller, forget)
 
     def _when_landed(self, replica: int, function: Callable[[], object]) -> None:
         """Calls a function once the iterations in flight have ended, whose layers may write to blocks of other replicas."""

@@ -16,8 +16,9 @@ from cbatch.moves import Loading
 class SentBlocks:
     """The part of a request's blocks that is sent before the last copy.
 
-    pair: prefiller and decoder. blocks: the decoder's. block_size: tokens. num_found: leading blocks that the decoder had already. first_place: of the decoder's
-    cache in `Step.sent`. num_begun: copies. latest: of these. copies: blocks, bytes, start and end of those that have ended, seconds.
+    pair: prefiller and decoder. blocks: the decoder's. block_size: tokens. num_found: leading blocks that the decoder had already. first_place: of the
+    decoder's cache in `Step.sent`. is_over: the prefiller sends no more. num_begun: copies. latest: of these. copies: blocks, bytes, start and end
+    of those that have ended, seconds.
     """
 
     pair: tuple[int, int]
@@ -25,6 +26,7 @@ class SentBlocks:
     block_size: int
     num_found: int
     first_place: int = 0
+    is_over: bool = False
     num_begun: int = 0
     latest: Copy | None = None
     copies: list[tuple[int, int, float, float]] = field(default_factory=list)

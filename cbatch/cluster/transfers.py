@@ -95,7 +95,7 @@ class Transfers:
             engine.inbox.on_gave_way = self._look_again
             engine.inbox.read = partial(self._read, replica)
             engine.inbox.drop = partial(self._drop, replica)
-            engine.inbox.on_kept = self._on_kept
+            engine.inbox.on_kept, engine.inbox.take_back = self._on_kept, partial(self._take_back, replica)
             if moves.push and moves.layers > 1:
                 engine.on_absorbed = partial(self._note_begin, replica)
 
@@ -257,11 +257,20 @@ class Transfers:
         for replica in (transfer.sender, transfer.receiver):
             self._poke(replica, now)
 
+    def _take_back(self, decoder: int, request: Request) -> None:
+        """Frees the blocks that are kept for a request, which none of its layers reaches then."""
+        self._began.pop(request.id, None)
+        self._engines[decoder].inbox.forget(request)
+        self._poke(decoder, self._engines[decoder].now())
+
     def _look_again(self, now: float) -> None:
         """Wakes the replicas with requests that wait for room: a lease of one of these may be over."""
         for replica, engine in enumerate(self._engines):
             if engine.inbox.offered:
                 self._poke(replica, now)
+
+    def _is_kept(self, request: Request) -> bool:
+        return request.id in self._engines[self._route[request.id][1]].inbox.kept
 
     def _poke(self, replica: int, now: float) -> None:
         self._engines[replica].poke(now)
@@ -272,5 +281,5 @@ class Transfers:
         if step.num_batch_tokens > step.num_decode_tokens:
             started = self._engines[replica].record.steps[-1].started
             for request in step.requests:
-                if self._hands_over(replica, request):
+                if self._hands_over(replica, request) and self._is_kept(request):
                     self._began.setdefault(request.id, started)

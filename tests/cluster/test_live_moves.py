@@ -1,13 +1,14 @@
 """Moves of a live cluster, its threads taken in turn by hand: any order of what replicas, the router and copies do, drawn from a seed."""
 
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Container
 from functools import partial
 from math import inf
 from queue import SimpleQueue
 from typing import Any
 
+import pytest
 from apart import check_empty
 from fuzz_policy import FuzzPolicy
 from schedules import UnitCost
@@ -133,18 +134,21 @@ class Threads:
 
     def possible(self) -> list[Callable[[], object]]:
         """What some thread could do next."""
-        able: list[Callable[[], object]] = [pair.go for pair in self.pairs.values() if pair.waiting]
-        return [*able, *self.turns(), *[self.arrive] * bool(self.pending), *[self._take_in] * bool(self.sent)]
+        return [*self.copies(), *self.turns(), *[self.arrive] * bool(self.pending), *[self.take_in] * bool(self.sent)]
 
     def turns(self) -> list[Callable[[], object]]:
         """Of the replicas that have anything to do."""
         engines = zip(self.cluster.engines, self.replicas, strict=True)
         return [partial(advance, *each) for each in engines if min(each[0].next_at(), each[1].next()) <= each[0].now()]
 
+    def copies(self) -> list[Callable[[], object]]:
+        """Of the pairs that have."""
+        return [pair.go for pair in self.pairs.values() if pair.waiting]
+
     def arrive(self) -> None:
         self.cluster.arrive(self.pending.popleft(), self.cluster.now())
 
-    def _take_in(self) -> None:
+    def take_in(self) -> None:
         self.ended += self.cluster.take_in([self.sent.popleft()])
 
     def settle(self) -> None:
@@ -159,7 +163,7 @@ class Threads:
 def random_threads(seed: int) -> LiveCluster:
     draw, references = random.Random(seed), greedy_references(LLAMA)
     across = draw.random() < 0.3
-    push, router = not across and draw.random() < 0.6, Across() if across else RoundRobin()
+    push, router = draw.random() < 0.6, Across() if across else RoundRobin()
     roles = [Role.PREFILL] * draw.randint(1, 2) + [Role.DECODE] * draw.randint(1, 2)
     roles = [Role.BOTH] * 2 if across else roles
     layers = LLAMA.num_layers if push and draw.random() < 0.5 else 1
@@ -171,14 +175,14 @@ def random_threads(seed: int) -> LiveCluster:
     requests = [
         draw.choice(references).request(id_, draw.randint(1, LONGEST_OUTPUT)) for id_ in range(draw.randint(4, 10))
     ]
-    threads, left = Threads(cluster, requests), set[int]()
+    threads, left, leaves = Threads(cluster, requests), set[int](), draw.choice([0.0, 0.02, 0.1])
+    haste: defaultdict[str, float] = defaultdict(lambda: draw.choice([0.1, 1.0, 1.0]))  # of each kind of thread
     while len(threads.ended) < len(requests):
         able = threads.possible()
         assert able, f"seed {seed}: nothing can happen, and requests are left"
-        draw.choice(able)()
-        if draw.random() < 0.02 and (
-            there := [*cluster.replica_of.keys() - left - {each.id for each in threads.ended}]
-        ):
+        draw.choices(able, [haste[getattr(each, "func", each).__name__] for each in able])[0]()
+        there = sorted(cluster.replica_of.keys() - left - {each.id for each in threads.ended})
+        if there and draw.random() < leaves:
             left.add(id_ := draw.choice(there))
             cluster.cancel(id_)
     threads.settle()
@@ -200,16 +204,20 @@ def test_any_order_of_threads_keeps_tokens_and_blocks() -> None:
     assert reasons.count(FinishReason.CANCELLED) > 10
 
 
-def test_replicas_that_hold_blocks_for_each_other_give_way() -> None:
-    """Each of 16 blocks holds 9 for the other, and has no room for the other's 9: one of the leases ends, and its prompt is computed again."""
-    cluster = live_cluster([Orca(), Orca()], [16, 16], [Role.BOTH] * 2, Across())
+@pytest.mark.parametrize("push", [False, True])
+def test_replicas_that_hold_blocks_for_each_other_give_way(push: bool) -> None:
+    """Each of 16 blocks holds 9 for the other, and has no room for the other's 9: one of the leases ends, and its prompt is computed again.
+
+    With push each first keeps 9 for a prompt that the other has no room to compute, and gives these up.
+    """
+    cluster = live_cluster([Orca(), Orca()], [16, 16], [Role.BOTH] * 2, Across(), push=push)
     requests = [reference.request(id_, 4) for id_, reference in enumerate(greedy_references(LLAMA)[-2:])]
     threads = Threads(cluster, requests)
     for _ in requests:
         threads.arrive()
     while len(threads.sent) < len(requests):
-        for turn in threads.turns():
-            turn()
+        for act in (*threads.copies(), *threads.turns()):
+            act()
     assert [len(engine.state.leases) for engine in cluster.engines] == [1, 1]
     while len(threads.ended) < len(requests):
         able = threads.possible()
@@ -233,7 +241,7 @@ def test_blocks_that_are_being_copied_outlive_the_request_at_both_ends() -> None
         threads.turns()[0]()
     leases, held = list(prefiller.state.leases), decoder.state.pool.num_used
     assert copies.waiting and held and sum(lease.revoke() for lease in leases) == 1  # the others are being read
-    threads._take_in()
+    threads.take_in()
     cluster.cancel(0)
     threads.turns()[-1]()
     assert request.finish_reason is FinishReason.CANCELLED and decoder.state.pool.num_used == held

@@ -157,22 +157,23 @@ class Across:
         return Route(request.id % 2, 1 - request.id % 2)
 
 
-def test_replicas_that_keep_blocks_for_each_other_before_the_prefill_are_named() -> None:
-    """Each keeps 40 of its 64 blocks for a prompt that the other has no room to compute."""
-    requests, how = [Request(id_, 40, 4) for id_ in range(4)], "leave out backend.transfers.push"
-    with pytest.raises(StallError, match=rf"replica 0 never has room .*: 4 requests have not ended; .* {how}"):
-        serve([replica(num_blocks=64) for _ in BOTH], requests, Moves(1, FREE, True), BOTH, Across())
-
-
-@pytest.mark.parametrize("lease", [inf, 5.0])
-def test_replicas_that_hold_computed_blocks_for_each_other_give_way(lease: float) -> None:
+@pytest.mark.parametrize(("push", "lease"), [(False, inf), (False, 5.0), (True, inf)])
+def test_replicas_that_hold_blocks_for_each_other_give_way(push: bool, lease: float) -> None:
     """Each holds 40 of its 64 blocks for the other, and has no room for the other's 40. The first gives up its own, which the other computes again.
 
-    Iterations take a second: one with the prompt, or two, and three with the other outputs; then the other two requests.
+    Iterations take a second: one with the prompt, or two, and three with the other outputs; then the other two requests. With push each first
+    keeps 40 blocks for a prompt that the other has no room to compute. Both give up what they keep, and no prompt is late.
     """
     requests = [Request(id_, 40, 4) for id_ in range(4)]
-    serve([replica(num_blocks=64) for _ in BOTH], requests, Moves(1, FREE, lease=lease), BOTH, Across())
+    serve([replica(num_blocks=64) for _ in BOTH], requests, Moves(1, FREE, push, lease=lease), BOTH, Across())
     assert [(each.finished_at, each.num_recomputed_tokens) for each in requests] == [(4, 40), (4, 0), (8, 40), (8, 0)]
+
+
+def test_layers_reach_no_blocks_that_were_given_up() -> None:
+    """As above with push; 40 tokens take a second after the prefill, of which layers would hide 3/4."""
+    requests, moves = [Request(id_, 40, 4) for id_ in range(4)], Moves(1, Affine(0.0, 1 / 40), True, 4)
+    cluster = serve([replica(num_blocks=64) for _ in BOTH], requests, moves, BOTH, Across())
+    assert [(sent.hidden, sent.ended - sent.started) for sent in cluster.record.transfers] == [(0, 1), (0, 1)]
 
 
 class Reserves:
@@ -194,15 +195,16 @@ class Around(Across):
         return Route(request.id % 3, (request.id + 1) % 3)
 
 
+@pytest.mark.parametrize("push", [False, True])
 @pytest.mark.parametrize(("number", "router"), [(2, Across), (3, Around)])
-def test_replicas_give_way_also_to_requests_that_wait_there(number: int, router: type[Across]) -> None:
+def test_replicas_give_way_also_to_requests_that_wait_there(number: int, router: type[Across], push: bool) -> None:
     """Each of 64 blocks holds 30 for the next, and has 34 for two requests: one that waits needs 40; the one that comes needs 30, and 14 for both to grow.
 
     Iterations take a second. At 1 s all plan nothing; the first gives its blocks up.
     """
     requests = [Request(id_, 30, 10) for id_ in range(2 * number)]
     engines = [replica(num_blocks=64, policy=Reserves()) for _ in range(number)]
-    serve(engines, requests, Moves(1, FREE), BOTH[:1] * number, router())
+    serve(engines, requests, Moves(1, FREE, push), BOTH[:1] * number, router())
     assert all(each.finish_reason is FinishReason.LENGTH for each in requests)
     assert [each.num_moves for each in requests] == [1] * len(requests)
 
@@ -253,9 +255,10 @@ class AcceptsNothing(RoundRobin):
         return False
 
 
-def test_a_router_that_accepts_nothing_is_named() -> None:
-    with pytest.raises(StallError, match=r"replica 1 never has room .* or let the router accept it"):
-        serve([replica(), replica()], [Request(0, 8, 4)], Moves(1, FREE), router=AcceptsNothing())
+@pytest.mark.parametrize(("push", "remedy"), [(False, "give backend.transfers.lease=30, or"), (True, "or")])
+def test_a_router_that_accepts_nothing_is_named(push: bool, remedy: str) -> None:
+    with pytest.raises(StallError, match=rf"replica 1 never has room .*; raise kv_tokens, {remedy} let the router"):
+        serve([replica(), replica()], [Request(0, 8, 4)], Moves(1, FREE, push), router=AcceptsNothing())
 
 
 @pytest.mark.parametrize(
