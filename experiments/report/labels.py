@@ -93,7 +93,7 @@ def _parts(
     inside = {f"{key_of(text)}.{name}" for text in overrides for name in _INSIDE.findall(text)}
     texts = _with_arguments(settings_of(runs), shown, given | inside)
     seeds = [key for key in map(str, texts) if is_seed(key)]
-    keys = [key for key in map(str, texts) if key not in {*shown, *seeds}]
+    keys = [key for key in map(str, texts) if key not in {*shown, *seeds} and texts[key].nunique(dropna=False) > 1]
     keys.sort(key=lambda key: (key not in _QUESTION, key not in given))
     if apart:
         texts["folder"] = runs["folder"]
