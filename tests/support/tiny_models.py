@@ -114,23 +114,32 @@ def made_once(make: Callable[P, list[Reference]]) -> Callable[P, list[Reference]
 
 @made_once
 def greedy_references(spec: ModelSpec, number: int = NUM_REFERENCES) -> list[Reference]:
-    """Prompts of 1 to `LONGEST_PROMPT` tokens with the tokens of `generate`."""
+    """Prompts of 1 to `LONGEST_PROMPT` tokens with the tokens of `generate`, which takes all at once, padded on the left."""
     model = plain_model(spec, CPU)
+    model.set_attn_implementation("sdpa")  # eager attention of padding is not a number in float64
     random = np.random.default_rng(7)
     references: list[Reference] = []
     while len(references) < number:
-        length = 1 + len(references) * LONGEST_PROMPT // number
-        prompt = random.integers(0, spec.vocab_size, length).tolist()
+        drawn = []
+        for place in range(len(references), number):
+            prompt = random.integers(0, spec.vocab_size, 1 + place * LONGEST_PROMPT // number).tolist()
+            drawn.append((prompt, random.bit_generator.state))
+        longest = len(drawn[-1][0])
         made = model.generate(
-            torch.tensor([prompt]),
+            torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt, _ in drawn]),
+            attention_mask=torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt, _ in drawn]),
             max_new_tokens=LONGEST_OUTPUT,
             do_sample=False,
             output_scores=True,
             return_dict_in_generate=True,
         )
-        best = torch.cat(made.scores).topk(2, dim=-1).values
-        if float((best[:, 0] - best[:, 1]).min()) > TIE:
-            references.append(Reference(prompt, Sampling(), made.sequences[0, length:].tolist()))
+        best = torch.stack(made.scores).topk(2, dim=-1).values
+        gaps = (best[..., 0] - best[..., 1]).amin(0).tolist()
+        for (prompt, state), gap, output in zip(drawn, gaps, made.sequences[:, longest:].tolist(), strict=True):
+            if not gap > TIE:
+                random.bit_generator.state = state
+                break
+            references.append(Reference(prompt, Sampling(), output))
     return references
 
 
