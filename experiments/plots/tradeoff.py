@@ -1,20 +1,30 @@
-"""Draws one figure of runs against another, a point for each label with the 95% intervals of both means, cut at 0 and 100%."""
+"""Draws one figure of runs against another, with the 95% intervals of both means, cut at 0 and 100%."""
 
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from cbatch import ConfigError
+from experiments.plots.axes import axis_of
 from experiments.plots.series import check_few, describe_points, leave_out, load_series, points_of
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
 from experiments.report.headings import check_figure, heading_of
+from experiments.report.labels import is_seed, merge_equal, settings_of
 from experiments.report.notes import tail_text
+from experiments.store.runs import select_runs
+
+_OBJECTS = ("autoscale.", "eviction.", "backend.router.")
+"""Begins of the keys of other objects' arguments, which labels have."""
 
 
 @print_style()
 def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str = "goodput.attained_share") -> Figure:
     """Draws a point for each label, such as the SLO share that an autoscaler attains against the replica-seconds that it pays.
+
+    If one number is swept beside policies, such as a rate or a chunk, a line joins the points of a label in its order, and labels lack it.
+    Labels with equal points are drawn once, as `first = second`.
 
     Raises ConfigError if there are no runs that have both figures, or too many labels.
 
@@ -23,24 +33,65 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
     """
     check_figure(f"x={x}")
     check_figure(f"y={y}")
-    runs = load_series(folder, look)
+    along = _swept_number(select_runs(folder, look.runs)[0])
+    runs = load_series(folder, look, [along] * bool(along))
     if absent := next((key for key in (x, y) if key not in runs), None):
         raise ConfigError(f"{absent}: no run in {folder} has this figure; give x= and y= that they have")
     runs = leave_out(runs, [x, y])
-    check_few(runs)
-    runs = runs.assign(all=0)  # one place for all runs of a label
+    numbers = pd.to_numeric(runs[along]) if along else pd.Series(np.nan, runs.index)
+    runs = runs.assign(at=numbers.fillna(0))  # one place for all runs of a label without this setting
+    merged = merge_equal(runs, ["at", x, y])
+    check_few(merged)
     figure, [[panel]] = new_figure(1, 1, 3.4)
-    across, up = (points_of(runs, "all", key).set_index("label") for key in (x, y))
+    across, up = (dict(iter(points_of(merged, "at", key).groupby("label", sort=False))) for key in (x, y))
     most = [100 if heading_of(key).kind == "share" else np.inf for key in (x, y)]
-    for place, label in enumerate(across.index):
-        points = zip((across.loc[label], up.loc[label]), most, strict=True)
-        xerr, yerr = ([[at["mean"] - max(at["low"], 0)], [min(at["high"], top) - at["mean"]]] for at, top in points)
-        style = {**line_style(place), "linestyle": "", "label": label, "capsize": 2, "clip_on": False}
-        panel.errorbar([across.loc[label, "mean"]], [up.loc[label, "mean"]], xerr=xerr, yerr=yerr, **style)
+    for place, label in enumerate(across):
+        points = across[label], up[label]
+        xerr, yerr = (
+            [at["mean"] - at["low"].clip(lower=0), at["high"].clip(upper=top) - at["mean"]]
+            for at, top in zip(points, most, strict=True)
+        )
+        style = line_style(place) | ({"linestyle": ""} if len(points[0]) == 1 else {})
+        panel.errorbar(
+            points[0]["mean"],
+            points[1]["mean"],
+            xerr=xerr,
+            yerr=yerr,
+            label=label,
+            capsize=2,
+            elinewidth=0.8,
+            clip_on=False,
+            **style,
+        )
     panel.set(xlabel=heading_of(x).text, ylabel=heading_of(y).text)
-    panel.set_xlim(0, 1.08 * float(np.nanmax(across[["mean", "high"]].to_numpy(float))))
-    panel.set_ylim(*(0, 100) if most[1] == 100 else (max(panel.get_ylim()[0], 0), None))
-    handles, note = panel.get_legend_handles_labels()[0], describe_points(runs, "all")
-    tail = tail_text(runs["run.counted_requests"].groupby(runs["label"]).agg(list)) if "p99" in x + y else ""
-    add_title(figure, runs, runs["heading"].iloc[0], handles, note, tail, look)
+    for axis, of_labels, top in zip("xy", (across, up), most, strict=True):
+        panel.set(**{f"{axis}lim": _ends(pd.concat(of_labels.values()), top)})
+    handles, note = panel.get_legend_handles_labels()[0], describe_points(runs, "at")
+    joined = [f"{value:g}" for value in sorted({*numbers.dropna()})]
+    below = f"lines join {axis_of(along).text}: {', '.join(joined)}" if along else ""
+    groups = runs["run.counted_requests"].groupby([runs["label"], runs["at"]])
+    tail = tail_text(groups.agg(list)) if "p99" in x + y else ""
+    add_title(figure, runs, runs["heading"].iloc[0], handles, note, "\n".join(filter(None, [below, tail])), look)
     return figure
+
+
+def _swept_number(runs: pd.DataFrame) -> str:
+    """Returns the key of the only number that varies between runs of a policy, beside seeds and arguments of other objects; else an empty text."""
+    texts = settings_of(runs).assign(chunk=runs.get("chunk"))
+    policies = runs["policy"].str.partition("(")[0]
+    varying = [key for key in map(str, texts) if texts[key].groupby(policies).nunique().max() > 1]
+    numbers = texts[varying].apply(pd.to_numeric, errors="coerce")
+    found = [key for key in varying if numbers[key].notna().equals(texts[key].notna()) and not is_seed(key)]
+    found = [key for key in found if not key.startswith(_OBJECTS)]
+    if "chunk" in found:  # with the arguments that follow it
+        found = [key for key in found if key == "chunk" or not numbers[key].equals(numbers["chunk"])]
+    return found[0] if len(found) == 1 else ""
+
+
+def _ends(points: pd.DataFrame, top: float) -> tuple[float, float]:
+    """Returns the ends of an axis: from 0, or around the points if all lie in its upper half. top: 100 for a share."""
+    sides = points[["mean", "low", "high"]]
+    least, highest = float(np.nanmin(sides)), float(np.nanmax(sides))
+    begin = least if 2 * least > highest > least else 0.0
+    room = 0.08 * (highest - begin)
+    return max(begin - room, 0.0), min(highest + room, top) or 1.0

@@ -77,3 +77,29 @@ def test_a_point_has_the_means_and_intervals_of_both_figures(tmp_path: Path) -> 
     assert "a P99 of" in str(tradeoff.draw(tmp_path, x="ttft_seconds.p99").get_label())
     with pytest.raises(ConfigError, match=r"cost.dollars: no run in .* has this figure"):
         tradeoff.draw(tmp_path, x="cost.dollars")
+
+
+def test_a_line_joins_the_points_of_a_policy_in_the_order_of_the_swept_number(tmp_path: Path) -> None:
+    """Rates 4, 8 and 16, not in this order in the folder; a and b are equal at each; orca without chunks has one point beside two of sarathi."""
+    seconds = {"a": {8: 3.0, 16: 5.0, 4: 2.0}, "b": {8: 3.0, 16: 5.0, 4: 2.0}, "c": {4: 3.0, 16: 4.0, 8: 3.5}}
+    for number, (policy, rate) in enumerate((policy, rate) for policy in seconds for rate in seconds[policy]):
+        settings = {"policy": {"_target_": policy}, "workload": {"arrivals": {"rate": rate}}}
+        figures = {"replicas": {"seconds": seconds[policy][rate]}, "goodput": {"attained_share": 1 - rate / 40}}
+        about = {"policy": f"{policy}(size=2)" if policy == "c" else policy, "number": number}
+        write_run(tmp_path / "rates" / str(number), about, settings, figures=figures)
+    (panel,) = tradeoff.draw(tmp_path / "rates").axes
+    drawn = {str(part.get_label()): part.lines[0] for part in panel.containers if isinstance(part, ErrorbarContainer)}
+    assert drawn.keys() == {"a = b", "c(size=2)"}
+    assert [*drawn["a = b"].get_xdata()] == [2, 3, 5] and [*drawn["c(size=2)"].get_xdata()] == [3, 3.5, 4]  # type: ignore[union-attr]
+    assert drawn["a = b"].get_linestyle() == "-", "joined"  # type: ignore[union-attr]
+    assert "lines join rate of arrivals, as set [1/s]: 4, 8, 16" in str(panel.figure.get_label())
+    assert panel.get_xlim()[0] == 0 and panel.get_ylim() == pytest.approx((57.6, 92.4)), "of 60 to 90%, all above half"
+    for policy, chunk, share in (("orca", None, 0.9), ("sarathi", 128, 0.8), ("sarathi", 256, 0.7)):
+        keys = {"policy": {"_target_": policy} | ({"chunking": {"chunk": chunk}} if chunk else {})}
+        about = {"policy": policy + f"(chunk={chunk})" * bool(chunk), "chunk": chunk}
+        figures = {"replicas": {"seconds": 1.0}, "goodput": {"attained_share": share}}
+        write_run(tmp_path / "chunks" / f"{policy}{chunk}", about, keys, figures=figures)
+    (panel,) = tradeoff.draw(tmp_path / "chunks").axes
+    drawn = {str(part.get_label()): part.lines[0] for part in panel.containers if isinstance(part, ErrorbarContainer)}
+    assert {label: len(line.get_xdata()) for label, line in drawn.items()} == {"orca": 1, "sarathi": 2}  # type: ignore[union-attr]
+    assert "lines join chunk [tokens]: 128, 256" in str(panel.figure.get_label())
