@@ -26,7 +26,7 @@ from experiments.job import (
 from experiments.report.text import count_text
 from experiments.settings.command_line import HELP, exit_status, no_such_option
 from experiments.settings.compose import compose, compose_sweep, show
-from experiments.settings.overrides import check_given_once, check_overrides, with_search_path, with_seeds
+from experiments.settings.overrides import check_given_once, check_overrides, log_unread, with_search_path, with_seeds
 from experiments.settings.settings import ROOT_KEYS
 from experiments.store.claim import TerminatedError, sigterm_raises
 from experiments.store.run_folder import ERRORS, remove_begun, run_folders
@@ -111,6 +111,7 @@ def _launch(overrides: list[str], command: Command, folder: Path) -> None:
     sweep = compose_sweep(*overrides, name=command.config)
     for composed in sweep.jobs:
         read_checked(command, composed)
+    log_unread(sweep.jobs)
     names = {folder_name(composed.name) for composed in sweep.jobs}
     if others := [run for run in run_folders(folder, command.result) if run.name not in names]:
         print(

@@ -278,6 +278,7 @@ def about_run(run: Run) -> dict[str, Any]:
     return {
         "policy": settings.identity["policy"],
         "chunk": None if "chunk" in composed.unused else settings.chunk,
+        "whole_numbers": settings.policy.whole_numbers(),
         "workload": composed.choices["workload"].partition("(")[0],
         "model": settings.model.name,
         "runtime": settings.runtime.name,

@@ -14,6 +14,7 @@ from cbatch.described import class_name, describe, with_arguments, without_share
 from cbatch.validation import nearest
 from experiments.keys import key_of
 from experiments.report.intervals import significant
+from experiments.report.notes import own_size
 
 _QUESTION = ("model", "workload")
 """Settings that are in all labels if they differ: figures with different models or workloads do not compare policies."""
@@ -49,7 +50,10 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
 
 
 def with_given(runs: pd.DataFrame) -> "pd.Series[str]":
-    """Returns the policy of each run with the arguments that vary or were given for its policy, also those equal to their defaults."""
+    """Returns the policy of each run with the arguments that vary or were given for its policy, also those equal to their defaults.
+
+    A policy that does not read the `chunk` that was given has its own whole numbers.
+    """
     policies = runs["policy"].copy()
     for _, rows in runs.groupby(policies.str.partition("(")[0]):
         abouts = [summary["about"] for summary in rows["summary"]]
@@ -64,13 +68,14 @@ def with_given(runs: pd.DataFrame) -> "pd.Series[str]":
         texts = [text for about in abouts for text in about["overrides"] if key_of(text).split(".")[0] in _OF_POLICY]
         given = {name for text in texts for name in [key_of(text).rpartition(".")[2], *_INSIDE.findall(text)]}
         absent = {"drafting": "none"} if "drafting" in given else {}  # where a section has no rule
-        for place, section in zip(rows.index, sections, strict=True):
+        for place, section, about in zip(rows.index, sections, abouts, strict=True):
+            sizes = about["whole_numbers"] if own_size(about) else {}
             own = absent | {
                 key: value
                 for key, value in section.items()
                 if key.rpartition(".")[2] in given or any(other.get(key) != value for other in sections)
             }
-            policies[place] = with_arguments(policies[place], own)
+            policies[place] = with_arguments(policies[place], own | sizes)
     return policies
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from cbatch.described import with_arguments
 from experiments.store.sources import mixed
 
 About = Mapping[str, Any]
@@ -63,6 +64,9 @@ def limits_of(known: Sequence[About]) -> list[str]:
         notes.append(f"true output lengths known to the policy, as max_new_tokens{_of_several(seen)}")
     if any(prefixes := [about.get("prefixes", False) for about in known]):
         notes.append(f"prefixes are not reused: every prompt is computed in full{_of_several(prefixes)}")
+    if texts := {text for about in known for text in own_size(about)}:
+        unread = {with_arguments(about["policy"], about["whole_numbers"]) for about in known if own_size(about)}
+        notes.append(f"{' '.join(sorted(texts))}: not read by {', '.join(sorted(unread))}")
     for name, text in _LACKS.items():
         if any(lacking := [name in about.get("lacks", ()) for about in known]):
             notes.append(f"{text}{_of_several(lacking)}")
@@ -86,6 +90,12 @@ def limits_of(known: Sequence[About]) -> list[str]:
     if different := mixed(about["code"] for about in known if "code" in about):
         notes.append(f"made by different versions of {', '.join(different)}; see about.code in summary.json")
     return [*filter(None, notes)]
+
+
+def own_size(about: About) -> list[str]:
+    """Returns the texts of the command line that give a `chunk` to a user's policy that does not read it and has whole numbers of its own."""
+    unread = about.get("whole_numbers") and about.get("chunk") is None
+    return [text for text in about["overrides"] if text.startswith("chunk=")] if unread else []
 
 
 def _of_several(counts: Sequence[int]) -> str:

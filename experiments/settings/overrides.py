@@ -9,7 +9,7 @@ from typing import Annotated
 from cbatch import ConfigError
 from cbatch.validation import parse, whole
 from experiments.keys import key_of
-from experiments.settings.settings import GROUPS, ROOT_KEYS
+from experiments.settings.settings import GROUPS, ROOT_KEYS, Composed
 
 _OUR_OWN = {
     "hydra.run.dir": "give output=FOLDER",
@@ -128,6 +128,18 @@ def log_unused(overrides: Iterable[str], unused: Collection[str], log: Callable[
     """Logs a line for overrides of keys that no section refers to."""
     if text := " ".join(given for given in overrides if key_of(given).split(".")[0] in unused):
         log(f"{text}: no effect, as nothing reads it; a policy of your own takes arguments as +policy.NAME=...")
+
+
+def log_unread(runs: Sequence[Composed]) -> None:
+    """Prints a line for each key of a sweep's command line that no section of some runs refers to, with their policies."""
+    unread: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for key in {key_of(text).split(".")[0] for text in run.overrides} & {*run.unused}:
+            unread.setdefault(key, {})[run.choices["policy"]] = None
+    for key, policies in unread.items():
+        own = [policy.partition("(")[0] for policy in policies if "." in policy.partition("(")[0]]
+        remedy = f"; 'policy={own[0]}(NAME=${{{key}}})' gives it to an argument" if own else ""
+        print(f"{key}: not read by {', '.join(policies)}{remedy}", flush=True)
 
 
 def check_effects(overrides: Iterable[str], keys: Collection[str], command: str) -> None:

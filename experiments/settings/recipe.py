@@ -46,6 +46,15 @@ class Recipe:
     def __repr__(self) -> str:
         return self._text
 
+    def whole_numbers(self) -> dict[str, int]:
+        """Returns the arguments of a user's class that are whole numbers, such as a budget of tokens, also by default; without a seed."""
+        if self.made is not None or (kind := locate("policy", self.section["_target_"])).__module__.startswith(
+            "policies."
+        ):
+            return {}
+        arguments = {key: parameter.default for key, parameter in parameters_of(kind).items()} | {**self.section}
+        return {key: value for key, value in arguments.items() if type(value) is int and key != "seed"}
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Recipe, (self.section, self.made)  # an unused policy may not be picklable
 

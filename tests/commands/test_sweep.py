@@ -68,6 +68,30 @@ def test_the_lines_of_a_sweep_name_what_varies(tmp_path: Path) -> None:
     assert progress.label(["batch=8"]) == ""
 
 
+def test_a_policy_that_does_not_read_the_common_chunk_is_named_with_its_own(tmp_path: Path) -> None:
+    """Before the first run, in its label, and in a note of the table; orca has no numbers. With its budget from the chunk nothing is said."""
+    text = "def __init__(self, budget=512, age=0.5, seed=3): self.budget, self.age, self.seed = budget, age, seed"
+    lines = [
+        "from policies.orca import Orca",
+        "class Own:",
+        f" {text}",
+        " def plan(self, view): return Orca().plan(view)",
+    ]
+    (tmp_path / "sized.py").write_text("\n".join(lines) + "\n")
+    chunk, keys = ["chunk=128", "backend=sim"], ["workload.length=256", "workload.num_requests=8"]
+    done = command("run", "-m", "sweep=s", "policy=orca,sarathi,sized.Own", *chunk, *keys, cwd=tmp_path)
+    first, *table = done.stdout.splitlines()
+    assert first == "chunk: not read by orca, sized.Own; 'policy=sized.Own(NAME=${chunk})' gives it to an argument"
+    begins = [line.partition("  ")[0] for line in table]
+    assert {"orca", "sarathi(chunk=128)", "Own(budget=512)"} <= {*begins}, "the whole numbers that it has by default"
+    assert "chunk=128: not read by Own(budget=512)" in table
+    fair = ["policy=sarathi,sized.Own(budget=${chunk})", *chunk]
+    done = command("run", "-m", "sweep=t", *fair, *keys, cwd=tmp_path)
+    assert "not read" not in done.stdout and "Own(budget=128)" in done.stdout
+    done = command("run", "-m", "sweep=u", "policy=sarathi,sized.Own", "backend=sim", *keys, cwd=tmp_path)
+    assert "not read" not in done.stdout and "Own  " in done.stdout, "nobody asked for equal chunks"
+
+
 def test_a_sweep_names_the_runs_of_other_settings_in_its_folder(tmp_path: Path) -> None:
     """They are no part of how far it is; one command's run is not among them, since both have it."""
     assert command("run", "-m", "sweep=s", "chunk=128,256", *QUICK, cwd=tmp_path).returncode == 0

@@ -82,7 +82,7 @@ def test_a_point_has_the_means_and_intervals_of_both_figures(tmp_path: Path) -> 
 def test_a_line_joins_the_points_of_a_policy_in_the_order_of_the_swept_number(tmp_path: Path) -> None:
     """Rates 4, 8 and 16, not in this order in the folder; a and b are equal at each; orca without chunks has one point beside two of sarathi."""
     seconds = {"a": {8: 3.0, 16: 5.0, 4: 2.0}, "b": {8: 3.0, 16: 5.0, 4: 2.0}, "c": {4: 3.0, 16: 4.0, 8: 3.5}}
-    for number, (policy, rate) in enumerate((policy, rate) for policy in seconds for rate in seconds[policy]):
+    for number, (policy, rate) in enumerate((name, rate) for name, of_rates in seconds.items() for rate in of_rates):
         settings = {"policy": {"_target_": policy}, "workload": {"arrivals": {"rate": rate}}}
         figures = {"replicas": {"seconds": seconds[policy][rate]}, "goodput": {"attained_share": 1 - rate / 40}}
         about = {"policy": f"{policy}(size=2)" if policy == "c" else policy, "number": number}
