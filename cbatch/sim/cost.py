@@ -43,6 +43,7 @@ class ProfileCost:
     max_rows: rows of the largest iteration without prompts, drafts included, for which graphs are captured; 0: `max_batch`.
     kv_bytes: of a token's keys and values on a GPU, which copies move.
     of_draft_model: see `DraftPasses.seconds`, which `predict` adds; None: there is no draft model.
+    asked: whether `predict` was called, which in a run with real tokens only policies and routers do.
     num_outside: executed iterations with shapes outside the measured range, whose times were extrapolated.
     """
 
@@ -61,6 +62,7 @@ class ProfileCost:
         """
         self.profile, self.spec, self.topology = profile, spec, topology
         self.num_outside = self.max_rows = 0
+        self.asked = False
         self.of_draft_model: Callable[[BatchShape], float] | None = None
         self.operations = profile.operations(spec, topology.tensor_parallel)
         self.estimated = self.operations.estimated
@@ -102,7 +104,7 @@ class ProfileCost:
 
     def predict(self, shape: BatchShape) -> float:
         """Returns the seconds that an iteration of this shape occupies the busiest device, which computes the last stage."""
-        tables = self._tables(shape)
+        tables, self.asked = self._tables(shape), True
         times = self._times(shape, tables, tables.times(self._num_tokens(shape)))
         first = times.embedding if not times.transfers else 0.0
         seconds = times.compute + times.communication + first + times.head

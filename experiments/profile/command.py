@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from cbatch import ConfigError, ModelSpec
 from cbatch.model.topology import Degree, Topology, split_ranks
@@ -33,6 +34,11 @@ from experiments.setup.presets import load_spec
 from experiments.store.provenance import commit, slug, today, versions, write_text
 
 Size = Annotated[int, whole(2)]
+
+Errors = NDArray[np.float64]
+
+_DISTURBED = 0.1
+"""Median error from which on a measurement of the CPU warns: the parts add up to what was measured, unless other programs ran."""
 
 QUICK = {"max_tokens": 512, "longest": 1024}
 """Limits of the iterations of `measure_cpu`; predictions beyond them are extrapolated."""
@@ -62,7 +68,7 @@ def profile(
     limits = {"max_tokens": max_tokens, "longest": longest}
     if tensor_parallel > 1:
         limits["tensor_parallel"] = tensor_parallel
-    return [_measure_model(spec, batches, limits, backend, output, report) for spec in specs][-1]
+    return [_measure_model(spec, batches, limits, backend, output, report) for spec in specs][-1][0]
 
 
 def measure_copies(report: Report, model: str = "llama-3.1-8b", hardware: str = "", output: str = "") -> Path:
@@ -134,13 +140,19 @@ def measure_cpu(report: Report, *keys: str) -> Path:
     path = cpu_profile(spec := compose_run("backend=cpu", *keys).model)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    return _measure_model(spec, [16], QUICK, "cpu", str(path), report)
+    _, errors = _measure_model(spec, [16], QUICK, "cpu", str(path), report)
+    median, most = float(np.median(errors)), float(errors.max())
+    stated = f"{len(errors)} batches of this measurement: {median:.0%} off (median), {most:.0%} at most"
+    write_text(path, profile_text(make_profile(profile_content(read_profile(path)) | {"error": stated})))
+    if median > _DISTURBED:
+        report(f"warning: predictions are off by {median:.0%} (median); while nothing else runs, measure again")
+    return path
 
 
 def _measure_model(
     spec: ModelSpec, batches: list[int], limits: dict[str, int], backend: str, output: str, report: Report
-) -> Path:
-    """Measures one model, and adds its tables to the file; returns the file's path."""
+) -> tuple[Path, Errors]:
+    """Measures one model, and adds its tables to the file; returns the file's path, and the errors as `_compare`."""
     hardware = hardware_name(backend)
     path = Path(output) if output else PROFILES / f"{slug(hardware)}.json"
     degree, on_gpu = limits.get("tensor_parallel", 1), backend == "cuda"
@@ -176,9 +188,9 @@ def _measure_model(
         tables.raise_ceiling(content, made.linear, spec)
     tables.put_model(content, spec, origin, made, host, degree)
     write_text(path, profile_text(make_profile(content)))
-    _compare(ProfileCost(read_profile(path), spec, Topology(degree)), measured, between, report)
+    errors = _compare(ProfileCost(read_profile(path), spec, Topology(degree)), measured, between, report)
     report(f"written: {path}")
-    return path
+    return path, errors
 
 
 def _content(path: Path, hardware: str, backend: str, origin: str) -> dict[str, Any]:
@@ -235,14 +247,15 @@ def _captured_by(
         return machine.mixed_sizes, mixed_bases(machine.laboratory(spec), edges, iterations.chunks)
 
 
-def _compare(cost: ProfileCost, measured: dict[Batch, float], between: list[Batch], report: Report) -> None:
-    """Prints the errors of predictions from the written file."""
+def _compare(cost: ProfileCost, measured: dict[Batch, float], between: list[Batch], report: Report) -> Errors:
+    """Prints the errors of predictions from the written file; returns the sizes of all of them."""
     errors = {batch: cost.predict(batch.shape()) / seconds - 1 for batch, seconds in measured.items()}
     for batch in between:
         report(f"between: {batch.shape()}: measured {measured[batch] * 1e3:.3f} ms, predicted {errors[batch]:+.1%}")
     inside = np.abs([error for batch, error in errors.items() if batch not in between])
     within = f"{np.median(inside):.2%} (median), {inside.max():.1%} at most"
     report(f"{len(inside)} measured batches are predicted within {within}")
+    return np.abs([*errors.values()])
 
 
 def _origin(command: str, options: dict[str, Any], hardware: str) -> str:

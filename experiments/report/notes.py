@@ -60,6 +60,9 @@ def limits_of(known: Sequence[About]) -> list[str]:
         plans, seconds, late = (sum(each[key] for each in planning) for key in PLANNING)
         per_plan = f"planning took {1e3 * seconds / max(plans, 1):.2g} ms per plan here"
         notes.append(f"{per_plan}, {late:.2g} s of it beyond the device's slack")
+    predictions = [of for about in known if (of := about["execution"].get("predictions", {})).get("asked")]
+    for profile, error in sorted({(of["profile"], of["error"]) for of in predictions}):
+        notes.append(f"view.cost predicts with profile {profile} ({error})")
     if any(seen):
         notes.append(f"true output lengths known to the policy, as max_new_tokens{_of_several(seen)}")
     if any(prefixes := [about.get("prefixes", False) for about in known]):

@@ -111,6 +111,8 @@ class Run:
             profiles = ", ".join(dict.fromkeys(cost.profile.name for cost in costs))
             execution |= {"profile": profiles, "gpus": gpus, "error": NOT_COMPARED, "compared": {}}
             execution["iterations_outside_measured_range"] = self.num_outside
+        if not backend.simulated:
+            execution["predictions"]["asked"] = any(cost.asked for cost in costs)
         if record.stages:  # of a real pipeline; a simulated one keeps its own account
             execution["stages"] = [asdict(account) for account in account_stages(record)]
         return execution

@@ -9,10 +9,11 @@ from pathlib import Path
 from shutil import copy
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from commands import command, summary
 
-from cbatch import BatchShape
+from cbatch import BatchShape, ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import PROFILES, load_profile
 from experiments.profile import command as profile_command
@@ -28,7 +29,7 @@ SMALL = ("workload.num_requests=3", "workload.length=40", "timeline=off")
 ASKS = "policy=asks.Asks"
 
 POLICY = """
-from cbatch import BatchShape
+from cbatch import BatchShape, ModelSpec
 from policies.orca import Orca
 
 class Asks(Orca):
@@ -78,7 +79,11 @@ def test_a_policy_that_asks_needs_a_measured_cpu(folder: Path) -> None:
     assert "this machine's CPU was not measured with model=tiny; " in ended.stderr
     [measure] = re.findall(r"python -m experiments\.(profile cpu model=\w+)", ended.stderr)
     assert command(*measure.split(), cwd=folder).returncode == 0
-    assert command("run", *keys, cwd=folder).returncode == 0
+    done = command("run", *keys, cwd=folder)
+    assert done.returncode == 0
+    profile = load_profile(str(file))
+    assert f"view.cost predicts with profile {profile.name} ({profile.error})" in done.stdout.splitlines()
+    assert re.fullmatch(r"\d+ batches of this measurement: \d+% off \(median\), \d+% at most", profile.error)
     (seconds,) = predicted(folder / "a")
     assert seconds > 4 * on_h200(), "two layers in Python take longer than a GPU's"
     written = json.loads(file.read_text())
@@ -119,7 +124,26 @@ def test_another_machines_profile_is_announced(folder: Path) -> None:
     assert f"view.cost=h200 (predictions are for NVIDIA H200, 141 GB, this is {cpu_name()})" in printed
     assert predicted(folder / "a") == {on_h200()}
     assert summary(folder / "a")["about"]["execution"]["predictions"]["hardware"] == "NVIDIA H200, 141 GB"
+    assert "view.cost predicts with profile h200 (" in printed
     assert "view.cost" not in run(folder, "policy=orca"), "with its own measurements there is nothing to say"
+    assert "view.cost predicts" not in run(folder, "policy=orca", "hardware=h200"), "which asks for no prediction"
+
+
+@pytest.mark.parametrize(("errors", "warns"), [([0.02, 0.05, 0.9], False), ([0.01, 0.25, 0.888], True)])
+def test_a_disturbed_measurement_of_the_cpu_warns_and_states_its_error(
+    errors: list[float], warns: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while other programs run: a median of 25%. One batch alone that is far off may be chance."""
+
+    def measured(spec: ModelSpec, batches: object, limits: object, backend: str, output: str, report: object) -> object:
+        copy(PROFILES / "h200.json", output)
+        return Path(output), np.array(errors)
+
+    monkeypatch.setattr(profile_command, "_measure_model", measured)
+    done = command("profile", "cpu", cwd=folder)
+    assert done.returncode == 0 and ("warning: predictions are off by 25% (median); " in done.stdout) == warns
+    off = f"{errors[1]:.0%} off (median), {errors[2]:.0%} at most"
+    assert load_profile(str(cpu_profile(TINY))).error == f"3 batches of this measurement: {off}"
 
 
 def test_measurements_hold_for_one_shape_of_a_model_and_one_number_of_threads(
