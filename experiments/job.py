@@ -195,9 +195,9 @@ def _finish(
             if not changed or settings.other_code == "keep":
                 print(f"{label}: finished before{_by(changed)}", flush=True)
                 number, about = settings.composed.number, summary["about"]  # the number orders the tables of the sweep
-                if about.get("number") != number and (folder / SUMMARY).is_file():
+                if about.get("number") != number and (folder / command.result).is_file():
                     with suppress(OSError):  # the folder may be read-only
-                        write_json(folder / SUMMARY, {**summary, "about": {**about, "number": number}})
+                        write_json(folder / command.result, {**summary, "about": {**about, "number": number}})
                 return
             print(f"{label}: runs again, was made by other code ({changed})", flush=True)
         try:

@@ -5,7 +5,6 @@ from pathlib import Path
 from tabulate import tabulate
 
 from experiments.capacity.folder import read_searches
-from experiments.report.headings import CAPACITIES
 from experiments.report.notes import notes_of
 from experiments.report.text import Summary, format_share, title_of
 
@@ -69,16 +68,18 @@ def capacity_line(name: str, summary: Summary) -> str:
 
 
 def capacity_table(root: Path) -> str:
-    """Returns the capacities in and below a folder, the highest first."""
+    """Returns the capacities in and below a folder, in the order of the sweep, and the command that compares several."""
     from experiments.report.labels import label_runs  # loads pandas
 
     runs = read_searches(root)
-    keys = [key for key in CAPACITIES if key in runs]
-    runs = runs.assign(label=label_runs(runs, apart=True)).sort_values(keys, ascending=False)
+    compared = f"\ndifferences and their intervals: python -m experiments.compare {root}" * (
+        runs["label"].nunique() > 1
+    )
+    runs = runs.assign(label=label_runs(runs, apart=True))
     rows = [
         (label, interval(summary["capacity"]), _of_bound(summary.get("regret")), _replications(summary["capacity"]))
         for label, summary in zip(runs["label"], runs["summary"], strict=True)
     ]
     heads = ["search", "capacity, 95% interval", "of the bound", "from"]
     table = tabulate(rows, heads, disable_numparse=True)
-    return "\n".join([table, *notes_of(summary["about"] for summary in runs["summary"])])
+    return "\n".join([table, *notes_of(summary["about"] for summary in runs["summary"])]) + compared

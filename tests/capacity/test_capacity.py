@@ -24,6 +24,7 @@ from experiments.capacity import command as searching
 from experiments.capacity import control
 from experiments.capacity.search import TooFewError
 from experiments.capacity.simulation import Outcome, count_attained, simulate
+from experiments.compare import main as compare
 from experiments.run import main
 from experiments.settings.compose import compose, compose_run
 from experiments.settings.construct import construct
@@ -228,7 +229,7 @@ def test_named_objectives_are_those_of_the_requests() -> None:
 
 @pytest.mark.long
 def test_a_sweep_over_objectives_and_models_has_a_row_for_each(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each search has settings of its own, and the highest capacity comes first."""
+    """Each search has settings of its own, and the order of the latest command line; the next command is named, and runs."""
     seen: set[tuple[str, SLO]] = set()
 
     def simulate(settings: Settings, number: int, rate: float, *size: int) -> Outcome:
@@ -241,8 +242,14 @@ def test_a_sweep_over_objectives_and_models_has_a_row_for_each(folder: Path, mon
     printed = run(*swept, without=["output", "slo.ttft"])
     assert seen == set(product(("tiny", "llama-2-7b"), (SLO(1.0, 0.05), SLO(5.0, 0.25))))
     rows = [re.split(r"\s{2,}", line)[:2] for line in printed.splitlines() if line.startswith("orca, ")]
-    assert [float(figures.split(" ")[0]) for _, figures in rows] == pytest.approx([9.0, 9.0, 7.0, 7.0], rel=0.01)
-    assert all("slo=relaxed" in label for label, _ in rows[:2]) and len({label for label, _ in rows}) == 4
+    assert [float(figures.split(" ")[0]) for _, figures in rows] == pytest.approx([7.0, 9.0, 7.0, 9.0], rel=0.01)
+    order = [(f"model={model}", f"slo={slo}") for model, slo in product(("tiny", "llama-2-7b"), ("strict", "relaxed"))]
+    assert [label.split(", ")[1:] for label, _ in rows] == [[*parts] for parts in order]
+    [folder_given] = re.findall(r"python -m experiments\.compare (\S+)", printed)
+    assert "over orca" in outcome(compare, [folder_given]).printed
+    again = run("-m", "sweep=s", "model=llama-2-7b,tiny", "slo=relaxed,strict", without=["output", "slo.ttft"])
+    rows = [re.split(r"\s{2,}", line)[:2] for line in again.splitlines() if line.startswith("orca, ")]
+    assert [label.split(", ")[1:] for label, _ in rows[:4]] == [[*parts] for parts in reversed(order)]
 
 
 def test_an_interrupted_sweep_has_printed_its_progress_and_says_that_simulations_are_kept(
