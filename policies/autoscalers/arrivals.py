@@ -1,11 +1,12 @@
 """As many replicas as the arrivals need: their rate over the rate that one replica sustains at its objectives, rounded up.
 
 `python -m experiments.capacity` measures that rate for one replica, and writes it to capacity.json. Replicas are taken from the pool
-with the fewest dollars per hour first; ties go by name. As many of each role: a request needs a prefiller and a decoder.
+with the fewest dollars per request first; ties go by name. Enough of each role: a request needs a prefiller and a decoder.
 """
 
 import json
 from collections import deque
+from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
 
@@ -15,26 +16,33 @@ from policies.autoscalers.pools import pools_of, price_of
 
 
 class Arrivals:
-    def __init__(self, capacity: float | str, window: float = 60.0) -> None:
+    def __init__(self, capacity: float | str | Mapping[str, float | str], window: float = 60.0) -> None:
         """
         Args:
-            capacity: requests per second of one replica of any pool, or the path of a capacity.json.
+            capacity: requests per second of one replica of any pool, or the path of a capacity.json; or either for each pool by its name.
             window: seconds over which arrivals are counted.
         """
         self.capacity, self.window = capacity, window
-        self._rate = capacity if not isinstance(capacity, str) else _measured(capacity)
-        if not (self._rate > 0 and window > 0):
+        self._own = isinstance(capacity, Mapping)
+        given = dict(capacity) if isinstance(capacity, Mapping) else {"": capacity}
+        self._rates = {pool: _measured(rate) if isinstance(rate, str) else rate for pool, rate in given.items()}
+        if not (self._rates and all(rate > 0 for rate in self._rates.values()) and window > 0):
             raise ConfigError(f"autoscale: need {capacity=} and {window=} above 0")
         self._counts: deque[tuple[float, int]] = deque()  # requests that had arrived, at each call
 
     def wanted(self, view: ClusterView) -> dict[str, int]:
-        needed, wanted = ceil(self._arrivals(view) / self._rate), {}
-        pools = pools_of(view)
+        pools, arrivals, wanted = pools_of(view), self._arrivals(view), dict[str, int]()
+        if self._own and self._rates.keys() != pools.keys():
+            known, given = (", ".join(sorted(names)) for names in (pools, self._rates))
+            raise ConfigError(
+                f"autoscale.capacity names the pools {given}, and backend.pools {known}; give each its own"
+            )
+        rates = self._rates if self._own else dict.fromkeys(pools, self._rates[""])
         for role in Role:
-            left, of_role = needed, [pool for pool in pools if pools[pool][0].role is role]
-            for pool in sorted(of_role, key=lambda name: (price_of(pools[name]), name)):
-                wanted[pool] = min(left, len(pools[pool]))
-                left -= max(wanted[pool], view.least)
+            left, of_role = arrivals, [pool for pool in pools if pools[pool][0].role is role]
+            for pool in sorted(of_role, key=lambda name: (price_of(pools[name]) / rates[name], name)):
+                wanted[pool] = min(max(ceil(left / rates[pool]), 0), len(pools[pool]))
+                left -= max(wanted[pool], view.least) * rates[pool]
         return wanted
 
     def _arrivals(self, view: ClusterView) -> float:

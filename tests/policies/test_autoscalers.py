@@ -160,6 +160,20 @@ def test_a_request_needs_a_prefiller_and_a_decoder() -> None:
     assert scaler.wanted(view(*pools, now=60.0, arrived=150)) == {"p": 3, "e": 2, "d": 1}
 
 
+def test_each_pool_may_have_a_capacity_of_its_own(tmp_path: Path) -> None:
+    """2.5 per s arrive: of prefillers, 2 per s each, two. A request costs $2 at `d` and $1 at `e`, which has one replica of 1.5 per s: one more of `d`."""
+    (path := tmp_path / "capacity.json").write_text(json.dumps({"capacity": {"requests_per_second": 1.5}}))
+    pools = [*closed(4, pool="p", role=Role.PREFILL), *closed(4, pool="d", price=2.0, role=Role.DECODE)]
+    pools += closed(1, pool="e", price=1.5, role=Role.DECODE)
+    scaler = Arrivals({"p": 2, "d": 1.0, "e": str(path)})
+    scaler.wanted(view(*pools))
+    assert scaler.wanted(view(*pools, now=60.0, arrived=150)) == {"p": 2, "e": 1, "d": 1}
+    with pytest.raises(ConfigError, match=r"autoscale.capacity names the pools d, p, and backend.pools d, e, p; give"):
+        Arrivals({"p": 2, "d": 1.0}).wanted(view(*pools))
+    with pytest.raises(ConfigError, match=r"need capacity=.* above 0"):
+        Arrivals({"p": 2, "d": 0.0})
+
+
 @pytest.mark.parametrize("scaler", [WVAv1(), WVAv2()])
 def test_wva_refuses_roles(scaler: Any) -> None:
     with pytest.raises(ConfigError, match=r"does not tell replicas that prefill from those that decode; give arrivals"):
