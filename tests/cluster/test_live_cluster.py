@@ -151,7 +151,7 @@ def move_cluster(
     layers: int = 1,
 ) -> LiveCluster:
     """Two prefillers and two decoders on threads of their own."""
-    roles = [Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE]
+    roles = [Role.DECODE, Role.PREFILL, Role.PREFILL, Role.DECODE]
     moves = Moves(
         8 * LLAMA.kv_bytes_per_token, PiecewiseLinear((1.0,), (0.0,)), push, layers, lease=lease, connect=connect
     )
@@ -280,8 +280,8 @@ def test_a_client_that_left_before_a_move_is_known_to_the_decoder() -> None:
         moved = Moved(np.zeros(0, np.int32), None, 0.0)
         cluster.take_in([Prefilled(request, cluster.replica_of[request.id], moved)])
     told = [[each.messages.get() for _ in range(each.messages.qsize())] for each in replicas]
-    assert told[:2] == [[requests[0]], [requests[1], 1]]
-    assert [len(messages) for messages in told[2:]] == [1, 1]
+    assert told[1:3] == [[requests[0]], [requests[1], 1]]
+    assert [len(messages) for messages in (told[0], told[3])] == [1, 1]
     assert all(1 in each.left_early and 0 not in each.left_early for each in replicas)
     cluster.take_in(requests)
     assert not replicas[0].left_early

@@ -21,6 +21,7 @@ from cbatch.cluster.live import _Replica
 from cbatch.cluster.live_transfers import Prefilled
 from cbatch.cluster.transfers import Copier
 from cbatch.host import advance
+from cbatch.moves import Room
 from cbatch.runtime.transfers import HostCopy, copy_blocks
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.stall import Patience
@@ -202,6 +203,27 @@ def test_any_order_of_threads_keeps_tokens_and_blocks() -> None:
         reasons += [request.finish_reason for engine in cluster.engines for request in engine.record.requests]
     assert len(transfers) > 50 and any(each.hidden for each in transfers)
     assert reasons.count(FinishReason.CANCELLED) > 10
+
+
+class AcceptsShort(RoundRobin):
+    def accepts(self, room: Room) -> bool:
+        return room.lacking <= 2
+
+
+def test_a_client_that_leaves_before_blocks_are_kept_for_it_ends_its_request() -> None:
+    """The decoder never keeps the 9 blocks of the first prompt, behind which the second waits, of 2."""
+    cluster = live_cluster([Orca(), Orca()], [24, 24], [Role.PREFILL, Role.DECODE], AcceptsShort(), push=True)
+    long, short = greedy_references(LLAMA)[-1], greedy_references(LLAMA)[3]
+    requests = [long.request(0, 4), short.request(1, 4)]
+    threads = Threads(cluster, requests)
+    while able := threads.possible():
+        able[0]()
+    assert not threads.ended
+    cluster.cancel(0)
+    while able := threads.possible():
+        able[0]()
+    assert [(each.id, each.output) for each in threads.ended] == [(0, []), (1, short.output[:4])]
+    threads.settle()
 
 
 @pytest.mark.parametrize("push", [False, True])
