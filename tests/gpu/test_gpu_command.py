@@ -17,17 +17,18 @@ REQUESTS = (
     "chunk=128",
     "batch=4",
 )
+SMALL = ("kv_tokens=4096",)  # else a run takes all memory that is free, from the tests beside it
 ROLES = ("prefix_cache=true", "backend.devices=[0,0]", "backend.pools={p: {role: prefill}, d: {role: decode}}")
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        (),
-        ("runtime.asynchronous=false",),
-        ("drafting=fixed", "drafter=ngram"),
-        ("drafting=fixed", "drafter=model", "drafter.model=tiny"),
-        (*ROLES, "kv_tokens=4096"),
+        pytest.param((), marks=pytest.mark.alone),
+        ("runtime.asynchronous=false", *SMALL),
+        ("drafting=fixed", "drafter=ngram", *SMALL),
+        ("drafting=fixed", "drafter=model", "drafter.model=tiny", *SMALL),
+        (*ROLES, *SMALL),
     ],
     ids=" ".join,
 )
