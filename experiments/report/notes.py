@@ -96,9 +96,10 @@ def limits_of(known: Sequence[About]) -> list[str]:
 
 
 def own_size(about: About) -> list[str]:
-    """Returns the texts of the command line that give a `chunk` to a user's policy that does not read it and has whole numbers of its own."""
-    unread = about.get("whole_numbers") and about.get("chunk") is None
-    return [text for text in about["overrides"] if text.startswith("chunk=")] if unread else []
+    """Returns the texts of the command line that give a `chunk` to a user's policy that does not read it and has whole numbers of its own, none equal to it."""
+    own = {f"chunk={number}" for number in about.get("whole_numbers", {}).values()}
+    unread = [text for text in about["overrides"] if text.startswith("chunk=")]
+    return [] if about.get("chunk") is not None or not own or own & {*unread} else unread
 
 
 def _of_several(counts: Sequence[int]) -> str:

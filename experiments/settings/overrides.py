@@ -131,14 +131,19 @@ def log_unused(overrides: Iterable[str], unused: Collection[str], log: Callable[
 
 
 def log_unread(runs: Sequence[Composed]) -> None:
-    """Prints a line for each key of a sweep's command line that no section of some runs refers to, with their policies."""
+    """Prints a line for each key of a sweep's command line that no section of some runs refers to, with their policies.
+
+    A policy whose argument equals the key's value, as `budget=512` beside `chunk=512`, is not among them.
+    """
     unread: dict[str, dict[str, None]] = {}
     for run in runs:
-        for key in {key_of(text).split(".")[0] for text in run.overrides} & {*run.unused}:
+        own = {str(value) for value in run.keys["policy"].values() if type(value) is int}
+        given = {key_of(text).split(".")[0] for text in run.overrides if text.partition("=")[2] not in own}
+        for key in given & {*run.unused}:
             unread.setdefault(key, {})[run.choices["policy"]] = None
     for key, policies in unread.items():
-        own = [policy.partition("(")[0] for policy in policies if "." in policy.partition("(")[0]]
-        remedy = f"; 'policy={own[0]}(NAME=${{{key}}})' gives it to an argument" if own else ""
+        yours = [policy.partition("(")[0] for policy in policies if "." in policy.partition("(")[0]]
+        remedy = f"; 'policy={yours[0]}(NAME=${{{key}}})' gives it to an argument" if yours else ""
         print(f"{key}: not read by {', '.join(policies)}{remedy}", flush=True)
 
 

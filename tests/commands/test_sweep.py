@@ -88,6 +88,8 @@ def test_a_policy_that_does_not_read_the_common_chunk_is_named_with_its_own(tmp_
     fair = ["policy=sarathi,sized.Own(budget=${chunk})", *chunk]
     done = command("run", "-m", "sweep=t", *fair, *keys, cwd=tmp_path)
     assert "not read" not in done.stdout and "Own(budget=128)" in done.stdout
+    done = command("run", "-m", "sweep=v", "policy=sarathi,sized.Own(budget=128)", *chunk, *keys, cwd=tmp_path)
+    assert "not read" not in done.stdout and "Own(budget=128)" in done.stdout, "equal all the same"
     done = command("run", "-m", "sweep=u", "policy=sarathi,sized.Own", "backend=sim", *keys, cwd=tmp_path)
     assert "not read" not in done.stdout and "Own  " in done.stdout, "nobody asked for equal chunks"
 
