@@ -25,6 +25,7 @@ from cbatch.results.replicas import COLUMNS, rows_of
 from cbatch.results.sessions import early_turns
 from cbatch.results.summary import offered_rate, summarize
 from cbatch.results.utilisation import machines_of
+from cbatch.results.waits import Waits
 from experiments.progress import progress
 from experiments.report.text import run_text, title_of
 from experiments.settings.hardware import CPU, cpu_profile
@@ -200,12 +201,13 @@ def _result_of(
         "readings": np.array(run.energy.readings) if "from" in about.get("energy", {}) else None,
     }
     early = {} if run.engine.arrivals.follow_ends else early_turns(ended, served)
+    waits = Waits.of(ended, served)
     measured = {
         "load": run.load,
         "requests": max(run.num_requests, len(ended)),  # those that follow others are not known before
         "queued": len(ended) > 1 and math.isnan(offered_rate(ended)),
-        "mean_waiting": served.mean_waiting,
-        "queue_grows": served.queue_grows,
+        "mean_waiting": waits.mean,
+        "queue_grows": waits.grow,
         "iterations": len(gathered.steps["ended"]),
         "outputs_cut": sum(request.is_cut for request in ended),  # at `max_new_tokens`
         "cancelled": sum(request.finish_reason is FinishReason.CANCELLED for request in ended) - run.end.get("cut", 0),

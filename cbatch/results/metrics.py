@@ -120,26 +120,6 @@ class Served:
         return self.admitted - self.arrival
 
     @property
-    def mean_waiting(self) -> float:
-        """Returns the mean number of requests waiting for first admission, between first and last arrival; 0 if they coincide."""
-        span = np.ptp(self.arrival) if len(self.arrival) else 0.0
-        waited = np.minimum(self.admitted, self.arrival.max(initial=0.0)) - self.arrival
-        return float(waited.sum() / span) if span > 0 else 0.0
-
-    @property
-    def queue_grows(self) -> bool:
-        """Returns whether more requests wait for their first token at the last arrival than at the median one, by more than noise.
-
-        The limit is twice the standard deviation of the number of arrivals in between: sqrt(n), or more if gaps vary more than those of Poisson.
-        """
-        arrival, gaps = np.sort(self.arrival), np.diff(np.sort(self.arrival))
-        if not gaps.sum():
-            return False
-        middle, last = ((arrival <= at).sum() - (self.first_token <= at).sum() for at in arrival[[len(gaps) // 2, -1]])
-        noise = max(1.0, gaps.std() / gaps.mean()) * np.sqrt(len(arrival) / 2)
-        return bool(last - middle > 2 * noise)
-
-    @property
     def ttft(self) -> Floats:
         """Returns the time to first token: from arrival until the first token is on the host, including queueing."""
         return self.first_token - self.arrival

@@ -158,7 +158,7 @@ def beyond_text(abouts: Iterable[About]) -> str:
     """Counts simulated runs whose batch or load is outside the range of the profile's error; empty if there are none.
 
     The load is known only with `workload.load`; requests that are queued from the start have none. A server counts as overloaded if
-    its queue grows until the last arrival, see `Served.queue_grows`, or if more requests wait, on average, than may run.
+    its queue grows until the last arrival, see `Waits.grow`, or if more requests wait, on average, than may run.
     """
     known = [about for about in abouts if about["simulated"] and about["execution"].get("compared")]
     waiting = []

@@ -14,6 +14,7 @@ from cbatch import SLO, BatchShape, Engine, FinishReason, Limits, Plan, Request,
 from cbatch.arrivals import Listed
 from cbatch.results.metrics import Window, busy_seconds, collect_served
 from cbatch.results.summary import summarize
+from cbatch.results.waits import Waits
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.measured import HostTime
 from policies.prefill_first import PrefillFirst
@@ -23,12 +24,21 @@ LIMITS = Limits(max_batch=4, max_tokens=100, max_request_tokens=100, tile=4)
 
 def test_waiting_requests_are_averaged_from_the_first_arrival_to_the_last() -> None:
     """One waits until 0.5 s, the second from 1 to 3 s, of 4; the third from the last arrival on, which does not count."""
-    served = replace(collect_served(RunRecord()), arrival=np.array([0.0, 1.0, 4.0]), admitted=np.array([0.5, 3.0, 9.0]))
-    assert served.mean_waiting == (0.5 + 2) / 4
-    assert replace(served, arrival=np.array([1.0, 1.0, 1.0])).mean_waiting == 0.0, (
-        "a queue that is there from the start"
-    )
-    assert replace(served, arrival=np.zeros(0), admitted=np.zeros(0)).mean_waiting == 0.0
+    arrival, none = np.array([0.0, 1.0, 4.0]), np.zeros(0)
+    assert Waits(arrival, np.array([0.5, 3.0, 9.0]), none).mean == (0.5 + 2) / 4
+    assert Waits(np.ones(3), np.array([0.5, 3.0, 9.0]), none).mean == 0.0, "a queue that is there from the start"
+    assert Waits(none, none, none).mean == 0.0
+
+
+def test_requests_that_leave_have_waited() -> None:
+    """The first is served; the second leaves the queue at 4 s, the third while it gets tokens, the fourth before its first one."""
+    served, *left = requests = [Request(id_, 4, 9, arrival_time=float(id_)) for id_ in range(4)]
+    for request, admitted_at, tokens in zip(requests, (0.5, None, 2.5, 3.25), (1, 0, 2, 0), strict=True):
+        request.admitted_at, request.num_output_tokens, request.finished_at = admitted_at, tokens, 3.0 + request.id
+        request.finish_reason = FinishReason.LENGTH if request is served else FinishReason.CANCELLED
+    first = replace(collect_served(RunRecord()), arrival=np.zeros(1), admitted=np.full(1, 0.5), first_token=np.ones(1))
+    waits = Waits.of([*reversed(left), served], first)
+    assert np.array(waits).T.tolist() == [[0, 0.5, 1], [3, 3.25, 6], [2, 2.5, 2.5], [1, 4, 4]]
 
 
 def test_a_queue_that_grows_until_the_last_arrival_is_told_from_a_tail() -> None:
@@ -39,7 +49,7 @@ def test_a_queue_that_grows_until_the_last_arrival_is_told_from_a_tail() -> None
     arrival = np.arange(200.0)
 
     def grows(first_token: list[float] | np.ndarray, times: np.ndarray = arrival) -> bool:
-        return replace(collect_served(RunRecord()), arrival=times, first_token=np.asarray(first_token)).queue_grows
+        return Waits(times, times, np.asarray(first_token)).grow
 
     assert grows(1.5 * (arrival + 1)) and not grows(1.1 * (arrival + 1))
     assert not grows(arrival + 50) and not grows(np.where(arrival < 190, arrival + 0.5, 1000.0))
