@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -50,8 +50,13 @@ class SimulatedSettings(SimulatedKeys, Settings):
         if not self.backend.simulated:
             raise ConfigError(f"backend={self.backend.name}: this command simulates; give backend=sim")
         keys = self.composed.keys
-        if keys and keys["workload"].get("slo") != keys["slo"]:
+        if keys and _limits(keys["workload"].get("slo")) != _limits(keys["slo"]):
             raise ConfigError("workload.slo: follows slo here; give slo=NAME, or slo.ttft=SECONDS and so on")
+
+
+def _limits(slo: Mapping[str, Any] | None) -> dict[str, float]:
+    """Returns the objectives that are set, of a section, which may be None; that of an object names its class."""
+    return {name: limit for name, limit in (slo or {}).items() if limit is not None and name != "_target_"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,6 +57,9 @@ def settings_of(
             raise ConfigError(f"{key}={shorten(value)}: give a name, or an object with a method {_OBJECTS[key]}()")
     settings = read(compose(*_overrides(given, tuple(objects), config), name=config))
     composed, sections = settings.composed, {key: section_of(value) for key, value in objects.items()}
+    if "workload" in objects:
+        served = _served(objects["workload"], settings, keys)
+        sections["workload"] = section_of(served)
     backend = {"backend": {**composed.keys["backend"], "router": sections["router"]}} if "router" in sections else {}
     groups = {key: name_of_class(type(objects[key])) for key in sections if key in GROUPS}
     composed = replace(
@@ -69,14 +72,6 @@ def settings_of(
     if "policy" in objects:
         replaced |= {"policy": Recipe(sections["policy"], objects["policy"]), "chunk": None}
     if "workload" in objects:
-        served = objects["workload"]
-        for key in {"seed", "slo"} & keys.keys():
-            try:
-                served = replace(served, **{key: getattr(settings, key)})
-            except TypeError:
-                raise ConfigError(
-                    f"{key}={keys[key]}: is not a field of {type(served).__name__}; leave it out"
-                ) from None
         within = isinstance(served, Workload)
         replaced["workload"] = served.within(settings.model.max_positions) if within else served
     if "eviction" in objects:
@@ -86,6 +81,16 @@ def settings_of(
     if "router" in objects:
         replaced["backend"] = replace(settings.backend, router=objects["router"])
     return replace(settings, **replaced)
+
+
+def _served(workload: Any, settings: Settings, keys: Mapping[str, Any]) -> Any:
+    """Returns a workload with the seed and the objectives that keywords give. Raises ConfigError if it has no such field."""
+    for key in {"seed", "slo"} & keys.keys():
+        try:
+            workload = replace(workload, **{key: getattr(settings, key)})
+        except TypeError:
+            raise ConfigError(f"{key}={keys[key]}: is not a field of {type(workload).__name__}; leave it out") from None
+    return workload
 
 
 def section_of(value: object) -> Any:
