@@ -98,7 +98,7 @@ def limits_of(known: Sequence[About]) -> list[str]:
 def own_size(about: About) -> list[str]:
     """Returns the texts of the command line that give a `chunk` to a user's policy that does not read it and has whole numbers of its own, none equal to it."""
     own = {f"chunk={number}" for number in about.get("whole_numbers", {}).values()}
-    unread = [text for text in about["overrides"] if text.startswith("chunk=")]
+    unread = [text for text in about.get("overrides", ()) if text.startswith("chunk=")]
     return [] if about.get("chunk") is not None or not own or own & {*unread} else unread
 
 
