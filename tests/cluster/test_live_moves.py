@@ -96,17 +96,22 @@ class ByHand:
     """The thread of a pair: what it is to do waits until it is told."""
 
     def __init__(self) -> None:
-        self.waiting = deque[Callable[[], object]]()
+        self.waiting, self.is_over = deque[Callable[[], object]](), False
 
     def submit(self, function: Callable[..., object], *arguments: Any) -> None:
+        assert not self.is_over, "a thread that has ended does nothing more"
         self.waiting.append(partial(function, *arguments))
 
     def go(self) -> None:
         self.waiting.popleft()()
 
-    def shutdown(self) -> None:
+    def do_all(self) -> None:
         while self.waiting:
             self.go()
+
+    def shutdown(self) -> None:
+        self.do_all()
+        self.is_over = True
 
 
 class Threads:
@@ -130,7 +135,7 @@ class Threads:
         """The device waits for copies."""
         for (_, receiver), pair in self.pairs.items():
             if receiver == replica:
-                pair.shutdown()
+                pair.do_all()
         return wait(in_flight)
 
     def possible(self) -> list[Callable[[], object]]:
@@ -203,6 +208,27 @@ def test_any_order_of_threads_keeps_tokens_and_blocks() -> None:
         reasons += [request.finish_reason for engine in cluster.engines for request in engine.record.requests]
     assert len(transfers) > 50 and any(each.hidden for each in transfers)
     assert reasons.count(FinishReason.CANCELLED) > 10
+
+
+def test_layers_write_no_more_to_blocks_that_were_given_up() -> None:
+    """After the first of five chunks; the decoder reads the blocks after the prefill then."""
+    policies: list[Policy] = [SarathiServe(Fixed(9)), Orca()]
+    roles, reference = [Role.PREFILL, Role.DECODE], greedy_references(LLAMA)[-1]
+    cluster = live_cluster(policies, [24, 24], roles, RoundRobin(), push=True, layers=LLAMA.num_layers)
+    threads = Threads(cluster, [request := reference.request(0, 4)])
+    prefiller, decoder = cluster.engines
+    threads.arrive()
+    threads.turns()[-1]()
+    threads.turns()[0]()
+    assert prefiller._in_flight[-1].step.sent.any()
+    decoder.inbox.take_back(request)
+    threads.turns()[0]()
+    assert not prefiller._in_flight[-1].step.sent.any()
+    while able := threads.possible():
+        able[0]()
+    threads.settle()
+    (sent,) = cluster.transfers.done
+    assert request.output == reference.output[:4] and sent.num_tokens == 36 and not sent.hidden
 
 
 class AcceptsShort(RoundRobin):
