@@ -120,6 +120,7 @@ class Threads:
     def __init__(self, cluster: LiveCluster, requests: list[Request]) -> None:
         self.cluster, self.pending, self.ended = cluster, deque(requests), list[Request]()
         self.sent = deque[Any]()  # by replicas, for the thread that routes
+        self.awaiting = set[int]()  # replicas whose iterations wait for copies
         self.replicas = [WithClients(engine, self.sent.append) for engine in cluster.engines]
         cluster.attach(Listed(requests))
         cluster.executor.now()  # starts all clocks
@@ -130,12 +131,18 @@ class Threads:
             engine.arrivals = each
             executor: Any = engine.executor
             executor.wait = partial(self._wait, number, executor.wait)
+            executor.follow = partial(self._follow, number, executor.follow)
+
+    def _follow(self, replica: int, follow: Callable[[Any], None], event: Any) -> None:
+        self.awaiting.add(replica)
+        follow(event)
 
     def _wait(self, replica: int, wait: Callable[[Any], Any], in_flight: Any) -> Any:
-        """The device waits for copies."""
+        """The device waits for copies if its iterations are to, and for no others."""
         for (_, receiver), pair in self.pairs.items():
-            if receiver == replica:
+            if receiver == replica and replica in self.awaiting:
                 pair.do_all()
+        self.awaiting.discard(replica)
         return wait(in_flight)
 
     def possible(self) -> list[Callable[[], object]]:
