@@ -52,15 +52,29 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return left_out
 
 
+MOST = 4_000_000  # blocks of memory, about 400 MB, that tests may leave
+kept = [0]  # blocks after the latest collection of all
+
+
 @pytest.fixture(autouse=True)
-def _modules_of_tests_are_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The next test's module of the same name would be that of this one."""
+def _tests_are_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A test leaves no module, whose name another may have, and no figure: pyplot warns of more than 20.
+
+    What the tests before it have left is collected once it is much: each collection in a test would traverse that and torch, in a second.
+    """
+    if sys.getallocatedblocks() > kept[0] + MOST:
+        gc.unfreeze()
+        gc.collect()
+        kept[0] = sys.getallocatedblocks()
+    gc.freeze()
     last = next(reversed(sys.modules))
     yield
     for name in [*takewhile(lambda name: name != last, reversed(sys.modules))]:
         file = getattr(sys.modules[name], "__file__", None)
         if file and Path(file).is_relative_to(tmp_path_factory.getbasetemp()):
             del sys.modules[name]
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close("all")
 
 
 @pytest.hookimpl(trylast=True)  # after the marks have left out others
@@ -78,6 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """No later collection traverses what was imported."""
+    kept[0] = sys.getallocatedblocks()
     gc.freeze()
 
 
@@ -109,14 +124,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--draw", type=int, default=0, help="another number draws others, of schedules and inputs")
     parser.addoption("--replay", metavar="BLOB", help="a failing schedule again, as its failure printed it")
     parser.addoption("--golden", default="check", choices=("check", "write"), help="check or write hashes (golden/)")
-
-
-@pytest.fixture(autouse=True)
-def close_figures() -> Iterator[None]:
-    """pyplot warns of more than 20 open figures."""
-    yield
-    if pyplot := sys.modules.get("matplotlib.pyplot"):
-        pyplot.close("all")
 
 
 def _value_of(option: str) -> Any:

@@ -14,7 +14,6 @@ from policies.evictions import LRU
 @pytest.mark.parametrize("name", EVERY_POLICY)
 def test_a_policy_forgets_requests_that_have_ended(name: str) -> None:
     """Sessions of three clients, whose prompts share prefixes that stay in the cache; a heap may keep some outdated entries."""
-    gc.freeze()  # the collector looks at the objects made from here on: at all of torch and pandas it would look for a second
     requests = [
         Request(
             number,
