@@ -17,15 +17,21 @@ CARD = ("NVIDIA H200", "580.1")
 
 
 class StandIn:
-    """An engine that finds 10 tokens of each prompt in its cache, and leaves out `missing` tokens of each output."""
+    """An engine that finds 10 tokens of each prompt in its cache, and leaves out `missing` tokens of each output.
+
+    It ends requests where SGLang does: of its context length, one token is kept off requests, and one off their outputs.
+    """
 
     missing = 0
 
     def __init__(self, **arguments: Any) -> None:
-        assert not arguments["disable_radix_cache"]
+        self.settings = arguments
 
     def generate(self, input_ids: Sequence[Sequence[int]], sampling_params: Sequence[Any]) -> list[Any]:
-        outputs = [[7] * (each["max_new_tokens"] - self.missing) for each in sampling_params]
+        assert not self.settings["disable_radix_cache"]
+        most = [self.settings["context_length"] - 1 - len(prompt) - 1 for prompt in input_ids]
+        asked = [each["max_new_tokens"] - self.missing for each in sampling_params]
+        outputs = [[7] * min(each) for each in zip(most, asked, strict=True)]
         return [{"output_ids": output, "meta_info": {"cached_tokens": 10}} for output in outputs]
 
     def shutdown(self) -> None: ...
@@ -61,6 +67,11 @@ def test_an_engine_that_stops_early_is_not_stored(tmp_path: Path, monkeypatch: p
     with pytest.raises(CbatchError, match="4 of 4 requests got too few or too many tokens"):
         shared_prefixes.main(engine="sglang", folder=str(tmp_path))
     assert not [*tmp_path.iterdir()]
+
+
+def test_sglang_gives_the_longest_request_all_its_tokens() -> None:
+    engine = sglang_engine.SglangEngine(Path("folder"), measure.CASES["one"], 42, prefix_cache=True)
+    assert engine.serve(next(forty(0)))[1] == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(("unit", "faster"), [("s", "1.25x"), ("ms per iteration", "1.25x"), ("tokens/s", "0.80x")])

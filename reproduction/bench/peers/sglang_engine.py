@@ -24,7 +24,7 @@ class SglangEngine:
             "dtype": "bfloat16",
             "max_running_requests": case.batch,
             "chunked_prefill_size": case.budget,
-            "context_length": longest,
+            "context_length": longest + 2,  # SGLang ends requests two tokens before it
             "disable_radix_cache": not prefix_cache,
             "load_format": "dummy",
             "skip_tokenizer_init": True,
