@@ -173,7 +173,9 @@ class Search:
             self.log(f"bracket: {rate:g} {self.goal.unit} {'passes' if passes else 'fails'} ({text})")
         if (in_system := float(np.mean([outcome.in_system for outcome in outcomes]))) == inf:
             when = f"at {rate:g} {self.goal.unit}" if rate < _AT_ONCE else "if all arrive at once"
-            raise ConfigError(f"requests={requests}: none is served {when}; let the policy admit some")
+            raise ConfigError(
+                f"requests={requests}: none is served {when}; let the policy admit some, or give a longer workload.timeout"
+            )
         return passes, in_system
 
     def _check_alone(self, rate: float, in_system: float) -> None:
