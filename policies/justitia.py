@@ -38,11 +38,12 @@ class Justitia(RankedPrompts):
         for _ in range(self._iteration, view.iteration):  # several if plans were repeated
             self._advance(view.kv.num_tokens)
         self._iteration = view.iteration
-        for request in filter(view.is_waiting, self._arrived):
-            if (job := program_of(request)) not in self.tags:
+        for request in self._arrived:
+            if request.finished_at is None and (job := program_of(request)) not in self.tags:
                 self.tags[job] = self._virtual + self._cost(request)
                 heappush(self._fluid, self.tags[job])
-            self._queue.push(request)
+            if view.is_waiting(request):
+                self._queue.push(request)
         self._arrived.clear()
         return super().plan(view)
 

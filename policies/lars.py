@@ -28,9 +28,11 @@ class LARS(Described):
         self._whole: dict[Request, float] = {}  # predicted seconds of the prompt
 
     def plan(self, view: View) -> Plan:
-        for request in filter(view.is_waiting, self._arrived):
-            self._whole[request] = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
-            self._wait(request)
+        for request in self._arrived:
+            if request.finished_at is None:
+                self._whole[request] = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
+            if view.is_waiting(request):
+                self._wait(request)
         self._arrived.clear()
         plan, self.steady = view.plan(), not view.waiting
         plan.add_decodes(preempt_newest=True)

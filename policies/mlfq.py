@@ -31,11 +31,13 @@ class MLFQ(WholePrompts):
         planned, first, repeating = self._latest
         for more in range(1, view.iteration - planned):
             self._charge(repeating, first._replace(decode_context=first.decode_context + more), view)
-        for request in filter(view.is_waiting, self._arrived):
-            whole = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
-            self._quanta.join(request, self._quanta.first_queue(whole) if self.skip_join else 0)
-            self._waiting.push(request)
-            self._unserved.add(request, request.arrival_time)
+        for request in self._arrived:
+            if request.finished_at is None:
+                whole = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
+                self._quanta.join(request, self._quanta.first_queue(whole) if self.skip_join else 0)
+                self._unserved.add(request, request.arrival_time)
+            if view.is_waiting(request):
+                self._waiting.push(request)
         self._arrived.clear()
         self._promote(view)
         plan = view.plan()

@@ -54,23 +54,32 @@ class VTC(WholePrompts):
         self._exact = not (weights or predict) and all(float(value).is_integer() for value in (*all_weights, quantum))
         self.counters = self._clients.counters
         self._arrived: list[Request] = []  # since the last plan
+        self._accepted: set[Request] = set()
+        self._prompts: dict[Request, float] = {}  # charged service of the prompts of running requests
         self._paid: dict[Request, float] = {}  # charged output tokens of running requests
 
     def plan(self, view: View) -> Plan:
         for request in view.running:
+            if request not in self._paid:  # admitted by another rule than this policy's, as by vLLM's own
+                self._clients.push(request)
+                self._admit(request, request.num_prompt_tokens - request.num_cached_tokens)
             self._charge_output(request, max(self._counted(request.num_new_tokens), self._paid[request]))
         plan, self.steady = view.plan(), self._exact and not view.waiting
         # new requests enter the queue once the tokens generated before their arrival are charged
         for request in filter(view.is_waiting, self._arrived):
-            if self._limit.accepts(request):
+            if request in self._prompts:  # not admitted as planned
+                self._charge_output(request, 0.0)
+                self._clients.charge(request.client, -self._prompts.pop(request))
+                del self._paid[request]
+            if request in self._accepted or self._limit.accepts(request):
+                self._accepted.add(request)
                 self._clients.push(request)
             else:
                 plan.reject(request, f"more than {self.rpm} requests of client {request.client} in 60 s")
         self._arrived.clear()
         plan.add_decodes()
         while plan.can_admit and (new := self._clients.first()) and plan.add(new, whole=True, reserve=new.max_tokens):
-            self._clients.take(new, self.prompt_weight * (new.num_prompt_tokens if self.charge_hits else new.num_ready))
-            self._charge_output(new, self.predictor.output(new) if self.predict else 0.0)
+            self._admit(new, new.num_ready)
         return plan.build()
 
     def on_arrival(self, request: Request) -> None:
@@ -78,10 +87,19 @@ class VTC(WholePrompts):
 
     def on_finish(self, request: Request) -> None:
         self._clients.discard(request)
+        self._accepted.discard(request)
+        self._prompts.pop(request, None)
         if request in self._paid:  # it was admitted
             self.predictor.observe(request)
             self._charge_output(request, self._counted(request.num_output_tokens))
             del self._paid[request]
+
+    def _admit(self, request: Request, missing: int) -> None:
+        """Charges an admitted request. missing: prompt tokens that the prefix cache does not hold."""
+        tokens = request.num_prompt_tokens if self.charge_hits else missing
+        self._prompts[request] = self.prompt_weight * tokens
+        self._clients.take(request, self._prompts[request])
+        self._charge_output(request, self.predictor.output(request) if self.predict else 0.0)
 
     def _counted(self, tokens: int) -> int:
         """Returns how many of a request's output tokens are charged."""

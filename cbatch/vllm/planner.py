@@ -49,7 +49,7 @@ class Planner:
         self.all_decode = False
         # a steady policy's latest plan, the plan's decodes, and the free blocks after the plan
         self._latest: tuple[Plan, list[Request], int] | None = None
-        self._arriving: deque[ServedRequest] = deque()  # announced before the next plan
+        self._arriving: deque[ServedRequest] = deque()  # announced before the next plan; vLLM may have admitted them
         self._ended: list[ServedRequest] = []
         recorder = adapter.recorder
         self._recording = None if recorder is None else Recording(recorder, self.view)
@@ -275,7 +275,8 @@ class Planner:
     def _announce(self) -> None:
         self._tell_ended()
         while self._arriving:
-            if (request := self._arriving.popleft()).status is Status.WAITING:
+            request = self._arriving.popleft()
+            if request.status is Status.WAITING or (request.status is Status.RUNNING and not request.announced):
                 request.announced = True
                 self._call(self._on_arrival, request)
 

@@ -208,6 +208,37 @@ def test_nothing_is_lost_in_pauses_with_grammars_and_with_policies_that_fail(
         run(Rig(adapter, limits, numbers.randint(16, 40), 4, **flags), clients)
 
 
+class Interrupted(Wrapped):
+    """A policy that does not plan some iterations. num_failed: their number."""
+
+    def __init__(self, policy: Policy, clients: Operated) -> None:
+        super().__init__(policy)
+        self._clients, self.num_failed = clients, 0
+
+    def plan(self, view: View) -> Plan:
+        self._clients.compile(0.2)
+        if self._clients.numbers.random() < 0.05:
+            self.num_failed += 1
+            raise ValueError("no plan")
+        return self.policy.plan(view)
+
+
+@pytest.mark.parametrize("mode", ["fallback", "shadow"])
+@pytest.mark.parametrize("name", EVERY_POLICY)
+def test_a_policy_goes_on_after_iterations_that_vllm_decides(name: str, mode: Any, num_runs: int, draw: int) -> None:
+    """It then has requests that it did not admit, and waiting ones that it did."""
+    for seed in range(draw, draw + -(-num_runs // 4)):
+        numbers = random.Random(seed)
+        clients = Operated(numbers)
+        policy = Interrupted(EVERY_POLICY[name](8), clients)
+        limits = Limits(numbers.randint(2, 6), numbers.choice((32, 64)), 60)
+        adapter = Adapter(policy, mode, cost=LinearCost(), tile=8, patience=Patience(1.0))
+        flags = {"asynchronous": numbers.random() < 0.6, "prefix_cache": numbers.random() < 0.5}
+        rig = Rig(adapter, limits, numbers.randint(16, 40), 4, **flags)
+        run(rig, clients)
+        assert rig.scheduler.counts.fallbacks == policy.num_failed, f"seed {seed}"
+
+
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("name", EVERY_POLICY)
 def test_no_client_ends_or_stops_a_policy(name: str, asynchronous: bool, num_cancellations: int, draw: int) -> None:
