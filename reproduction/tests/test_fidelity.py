@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from places import ROOT
 
 from cbatch import ConfigError, Limits, Server
 from cbatch.kv import KVSize
@@ -21,7 +22,7 @@ from reproduction.validation import runs as runs_file
 from reproduction.validation.__main__ import main
 from reproduction.validation.cases import CASES, POLICIES, SERVE, Case, chosen_cases, workload
 from reproduction.validation.compare import compare, cost_of, pair, scaled
-from reproduction.validation.ranking import pairs
+from reproduction.validation.ranking import pairs, ratio_errors
 from reproduction.validation.runs import ServedRun
 from reproduction.validation.serve import serve
 
@@ -150,6 +151,34 @@ def test_a_winner_counts_where_cards_differ_by_less_and_a_wrong_one_costs_what_i
     alone = pairs([{"cases": {"queued": runs}}])
     assert alone[["noise", "decided", "same"]].isna().all(axis=None), "without repeats the noise is not 0"
     assert alone["named"].sum() == 4 and alone["elsewhere"].isna().all()
+
+
+def test_errors_of_ratios_are_of_equal_arrivals_served_once() -> None:
+    """a over b is 1/2, simulated as 1/2.2, and b over c 2/3, simulated as 2.2/3: errors of 1/11 and 1/10; a over c has none."""
+    times = {"a": (1.0, 1.0), "b": (2.0, 2.2), "c": (3.0, 3.0), "queued too": (9.0, 1.0)}
+    runs = {
+        name: {
+            "load": None if "queued" in name else 0.7,
+            "measured": {"TTFT P50": real},
+            "simulated": {"TTFT P50": virtual},
+        }
+        for name, (real, virtual) in times.items()
+    }
+    again = {"a": runs["a"], "b": {**runs["b"], "simulated": {"TTFT P50": 9.0}}}
+    (row,) = ratio_errors([{"cases": {"at 70%": runs, "at 70%, again": again}}, {"runs": []}]).itertuples()
+    assert row.Index == "TTFT P50" and row.pairs == 3
+    assert (row.median, row.largest) == (pytest.approx(1 / 11), pytest.approx(0.1))
+
+
+def test_the_page_states_the_stored_errors_of_ratios() -> None:
+    page = (ROOT / "docs/hardware-profiles.md").read_text()
+    for names in (["h200/ranked"], [f"h100/{name}" for name in ("ranked", "other-card", "code", "newer-kernels")]):
+        errors = ratio_errors([json.loads((ROOT / f"reproduction/results/{name}.json").read_text()) for name in names])
+        assert f"{errors['pairs'].iloc[0]} pairs" in page
+        for name in ("TTFT", "TBT", "TPOT", "end to end"):
+            cells = [errors.loc[f"{name} {end}"] for end in ("mean", "P50", "P90", "P99")]
+            row = " | ".join(f"{cell['median']:.1%}, {cell['largest']:.1%}" for cell in cells)
+            assert f"| {row} |" in page, (name, row)
 
 
 def test_no_winner_is_named_where_ranges_meet() -> None:

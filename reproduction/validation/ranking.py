@@ -3,7 +3,8 @@
     python -m reproduction.validation ranking
 
 It needs no GPU: measured and simulated figures are those of the files in `measured`. Three tables: pairs of policies at equal load, by how far
-apart they were measured; the same pairs by figure; pairs that differ in load, too. A pair is decided if it differs by more than the noise: the
+apart they were measured; the same pairs by figure; pairs that differ in load, too. Then, of the pairs with arrivals, the errors of the simulated
+ratio, in every figure. A pair is decided if it differs by more than the noise: the
 largest difference between repeats of one setting, by the same card or another. Without repeats the noise is unknown, and no pair is decided.
 Simulation names a winner if it stays the winner when all iteration times of either run change by up to 1%. The regret is the measured figure of the
 setting that simulation prefers over the better one's, minus 1; it counts undecided pairs, too.
@@ -14,6 +15,7 @@ card and a file; `other loads` also leaves out pairs of the same load and reques
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +36,15 @@ FIGURES = {"TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99", "end to end mean", 
 
 SEPARATIONS = (0.01, 0.02, 0.05, 0.1)
 BASELINES = ("elsewhere", "other loads")
+_RATIOS = ("TTFT", "TPOT", "TBT", "end to end")
 _SHARES = ("noise", "regret", "regret of named")
 
 
 def main(measured: tuple[str, ...] = ()) -> None:
     """Prints the table. measured: files that `fidelity`, `capacity` and `sessions` wrote; none: `FILES`."""
     paths = measured or [f"{RESULTS}/{name}.json" for name in FILES]
-    found = pairs([json.loads(Path(path).read_text(encoding="utf-8")) for path in paths])
+    files = [json.loads(Path(path).read_text(encoding="utf-8")) for path in paths]
+    found = pairs(files)
     alone = found[found["what"] == "policy"]
     sessions, policies = (alone[name].nunique() for name in ("session", "policies"))
     number = alone.groupby("figure").size().max()
@@ -57,6 +61,7 @@ def main(measured: tuple[str, ...] = ()) -> None:
     counted |= {"named": "sum", "named right": "sum", "regret of named": "max"}
     rows = [found.groupby(keys).agg(counted) for keys in (["what", "figure"], "what")]
     print(_text(rows[0].loc[["policy"]], _SHARES), _text(rows[1], _SHARES), sep="\n")
+    print(_text(ratio_errors(files), ["median", "largest"]))
 
 
 def _count(values: "pd.Series[Any]") -> Any:
@@ -103,6 +108,19 @@ def pairs(files: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     )
 
 
+def ratio_errors(files: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Returns the errors of the simulated ratio of two policies that one card served with equal arrivals, by figure; repeats are left out."""
+    rows = []
+    for policies in (runs for kept in files for name, runs in _cases(kept) if ", again" not in name):
+        arrived = [run for run in policies.values() if run["load"] is not None]
+        for one, other in combinations(arrived, 2):
+            for figure in (figure for figure in one["measured"] if figure.startswith(_RATIOS)):
+                real, virtual = (one[kind][figure] / other[kind][figure] for kind in ("measured", "simulated"))
+                rows.append((figure, abs(virtual / real - 1)))
+    errors = pd.DataFrame(rows, columns=["figure", "error"]).groupby("figure", sort=False)["error"]
+    return errors.agg(pairs="size", median="median", largest="max")
+
+
 def _either(first: "pd.Series[str]", second: "pd.Series[str]") -> list[str]:
     """Returns the name of each pair of policies, in either order."""
     return [" | ".join(sorted(pair)) for pair in zip(first, second, strict=True)]
@@ -130,11 +148,16 @@ def served(content: Mapping[str, Any]) -> Iterable[tuple[Any, ...]]:
             workload = f"{run['load']}, {run['cache over working set']}"
             yield from _figures(("1", workload, f"{run['policy']}, {run['eviction']}"), run)
         return
-    for name, policies in content.get("errors", {}).get("profile", content)["cases"].items():
+    for name, policies in _cases(content):
         case, card = card_of(name)
         for policy, run in policies.items():
             workload = case.removesuffix(", again").replace(policy, "its capacity")
             yield from _figures((f"{card}, {run.get('loop')}, {run['model']}", workload, policy), run)
+
+
+def _cases(content: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    """Returns the runs of each case of a file, by policy; none of a file of sessions."""
+    return content.get("errors", {}).get("profile", content).get("cases", {}).items()
 
 
 def _figures(setting: tuple[str, str, str], run: Mapping[str, Any]) -> Iterable[tuple[Any, ...]]:
