@@ -40,6 +40,7 @@ COMMANDS = {
         "simulate and draw disaggregated prefill and decode: when it pays, in which ratio", f"{HERE}.roles"
     ),
     "schedules": _command("draw each policy's schedule of five requests: docs/figures/policies", f"{HERE}.schedules"),
+    "traces": _command("make the files of conf/workload/traces from clones of what is published", f"{HERE}.traces"),
 }
 
 

@@ -118,7 +118,7 @@ def ratio_errors(files: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
                 real, virtual = (one[kind][figure] / other[kind][figure] for kind in ("measured", "simulated"))
                 rows.append((figure, abs(virtual / real - 1)))
     errors = pd.DataFrame(rows, columns=["figure", "error"]).groupby("figure", sort=False)["error"]
-    return errors.agg(pairs="size", median="median", largest="max")
+    return pd.DataFrame({"pairs": errors.size(), "median": errors.median(), "largest": errors.max()})
 
 
 def _either(first: "pd.Series[str]", second: "pd.Series[str]") -> list[str]:
@@ -157,7 +157,8 @@ def served(content: Mapping[str, Any]) -> Iterable[tuple[Any, ...]]:
 
 def _cases(content: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:
     """Returns the runs of each case of a file, by policy; none of a file of sessions."""
-    return content.get("errors", {}).get("profile", content).get("cases", {}).items()
+    cases: Mapping[str, Mapping[str, Any]] = content.get("errors", {}).get("profile", content).get("cases", {})
+    return cases.items()
 
 
 def _figures(setting: tuple[str, str, str], run: Mapping[str, Any]) -> Iterable[tuple[Any, ...]]:
