@@ -9,7 +9,7 @@ import pytest
 
 from cbatch.sim.profile import Card
 from cbatch.sim.roofline import Affine
-from reproduction.validation.apart import AT_SPEED, cards_of, elsewhere, table
+from reproduction.validation.apart import AT_SPEED, cards_of, differences, elsewhere, table
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("name", ["simulated", AT_SPEED])
 def test_the_tables_in_the_documentation_are_of_the_stored_runs(name: str) -> None:
     stored = json.loads((ROOT / "reproduction/results/h200-x2/apart-repeated.json").read_text())
-    assert table(stored["runs"], name) in (ROOT / "docs/cluster.md").read_text()
+    page = (ROOT / "docs/cluster-results.md").read_text()
+    assert table(stored["runs"], name) in page and differences(stored["runs"]) in page
 
 
 def test_a_run_is_simulated_at_the_speed_that_the_cards_had_in_others() -> None:
@@ -56,6 +57,7 @@ def test_a_cell_has_the_means_of_its_runs_and_the_error_of_the_mean() -> None:
         for seed, share in enumerate((0.4, 0.6))
     ]
     row = table(runs, "simulated").splitlines()[2].split("|")
+    assert differences(runs).count("\n") == 2, "no layout to compare"
     assert [text.strip() for text in row[4:9]] == [
         "2",
         "50 [0, 100]",
@@ -63,3 +65,23 @@ def test_a_cell_has_the_means_of_its_runs_and_the_error_of_the_mean() -> None:
         "100",
         "+0.0 [+0.0, +0.0]",
     ]
+
+
+def test_layouts_are_compared_on_the_same_requests() -> None:
+    """Apart loses 30 and 50 points to both: -40 with an interval of 12.706 x 10 on either side; a single run has none."""
+    shares = {("both", 0): 0.9, ("both", 1): 0.8, ("pull", 0): 0.6, ("pull", 1): 0.3}
+    runs: list[dict[str, Any]] = [
+        {
+            "workload": "azure_conv_lengths",
+            "rate": 36,
+            "seed": seed,
+            "layout": layout,
+            "measured": {"strict": share, "relaxed": share},
+        }
+        for (layout, seed), share in shares.items()
+    ]
+    runs = [{**run, "simulated": run["measured"]} for run in runs]
+    [first, second] = differences(runs).splitlines()[2:]
+    assert first.split("|")[5].strip() == "-40.0 [-167.1, +87.1]" and "relaxed" in second
+    one = differences([run for run in runs if run["seed"] == 0])
+    assert one.splitlines()[2].split("|")[6].strip() == "-30.0"

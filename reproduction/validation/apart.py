@@ -224,7 +224,7 @@ def main(
             server = simulated_server(profile, elsewhere(row, rows))
             row[AT_SPEED] = figures(server, f"{row['keys']} traces={traces}", row["layout"])
             print(show(row, AT_SPEED), flush=True)
-    print(write(rows), *(f"{name}:\n{table(rows, name)}" for name in names), sep="\n")
+    print(write(rows), *(f"{name}:\n{table(rows, name)}" for name in names), differences(rows), sep="\n")
 
 
 def table(runs: Sequence[Mapping[str, Any]], name: str) -> str:
@@ -251,6 +251,37 @@ def table(runs: Sequence[Mapping[str, Any]], name: str) -> str:
     shown = "strict [%]", "relaxed [%]", "TTFT [ms]", "per token [ms]"
     heads = [text for column in shown for text in (column, "simulated, off by [%]")]
     return tabulate(rows, ["lengths", "requests/s", "layout", "runs", *heads], "github", disable_numparse=True) + "\n"
+
+
+def differences(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns how many points more replicas with roles attain than replicas of both, with 95% intervals, paired, where a cell has several runs."""
+    cells: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for run in runs:
+        cells.setdefault((run["workload"].split("_")[1], run["rate"]), []).append(run)
+    rows = []
+    for (cell, same), key in product(cells.items(), ("strict", "relaxed")):
+        for layout in dict.fromkeys(run["layout"] for run in same if run["layout"] != "both"):
+            texts = []
+            for kind in ("measured", "simulated"):
+                both, apart = (
+                    {run["seed"]: 100 * run[kind][key] for run in same if run["layout"] == each}
+                    for each in ("both", layout)
+                )
+                if len(apart) > 1:
+                    value, low, high = compare(both, apart, paired=True).difference
+                    texts.append(f"{value:+.1f} [{low:+.1f}, {high:+.1f}]")
+                else:
+                    texts.append(f"{fmean(apart.values()) - fmean(both.values()):+.1f}")
+            rows.append([*cell, layout, key, *texts])
+    return (
+        tabulate(
+            rows,
+            ["lengths", "requests/s", "layout", "objectives", "measured", "simulated"],
+            "github",
+            disable_numparse=True,
+        )
+        + "\n"
+    )
 
 
 def show(row: Mapping[str, Any], kind: str) -> str:
