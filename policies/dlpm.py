@@ -33,12 +33,19 @@ class DLPM(PrefixOrder):
         super().__init__(chunking)
         self.quantum, self.prompt_weight, self.output_weight = quantum, prompt_weight, output_weight
         self.deficits: dict[str | None, float] = {}  # of all known clients
+        self._planned: dict[Request, float] = {}  # charged first admissions
         self._queues: defaultdict[str | None, WaitingQueue] = defaultdict(lambda: WaitingQueue(key=lambda request: 0))
 
     def on_arrival(self, request: Request) -> None:
         super().on_arrival(request)
         self.deficits.setdefault(request.client, 0.0)
+        charged = self._planned.pop(request, 0.0)
+        self.deficits[request.client] += charged if request.admitted_at is None else 0.0  # not admitted as planned
         self._queues[request.client].push(request)
+
+    def on_finish(self, request: Request) -> None:
+        super().on_finish(request)
+        self._planned.pop(request, None)
 
     def plan(self, view: View) -> Plan:
         plan = super().plan(view)
@@ -56,6 +63,8 @@ class DLPM(PrefixOrder):
                 cost = self.prompt_weight * request.num_ready
                 yield request
                 self.deficits[request.client] -= cost  # reached only if the request was admitted
+                if request.admitted_at is None:
+                    self._planned[request] = cost
 
     def _by_arrival(self, view: View) -> Iterator[Request]:
         """Returns the waiting requests of clients whose deficits are not spent."""

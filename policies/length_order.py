@@ -52,7 +52,7 @@ class LengthOrder(RankedPrompts):
 
     def on_arrival(self, request: Request) -> None:
         super().on_arrival(request)
-        self._processed_before[request] = self._processed
+        self._processed_before.setdefault(request, self._processed)
 
     def expect(self, requests: Iterable[Request]) -> None:
         if self.order != "hrrn":  # which sorts all that wait at each plan

@@ -55,7 +55,8 @@ class LTR(WholePrompts):
         return plan.build()
 
     def on_arrival(self, request: Request) -> None:
-        self._score[request] = self.predictor.output(request)
+        if request not in self._score:
+            self._score[request] = self.predictor.output(request)
         self._arrived.append(request)
         self._queue.push(request)
 
@@ -65,7 +66,9 @@ class LTR(WholePrompts):
             kept.pop(request, None)
 
     def _promote(self, view: View) -> None:
-        self._idle_since.update(dict.fromkeys(filter(view.is_waiting, self._arrived), view.iteration))
+        for request in filter(view.is_waiting, self._arrived):
+            if request not in self._promoted:  # it may have arrived before
+                self._idle_since.setdefault(request, view.iteration)
         self._arrived.clear()
         while self._idle_since and view.iteration - next(iter(self._idle_since.values())) >= self.starvation:
             request, _ = self._idle_since.popitem(last=False)  # until its next service

@@ -32,7 +32,7 @@ class MLFQ(WholePrompts):
         for more in range(1, view.iteration - planned):
             self._charge(repeating, first._replace(decode_context=first.decode_context + more), view)
         for request in self._arrived:
-            if request.finished_at is None:
+            if request.finished_at is None and request not in self._quanta:
                 whole = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
                 self._quanta.join(request, self._quanta.first_queue(whole) if self.skip_join else 0)
                 self._unserved.add(request, request.arrival_time)

@@ -51,7 +51,7 @@ class PrefixOrder(SarathiServe):
             self._kept = FewestUncached()
 
     def on_arrival(self, request: Request) -> None:
-        self._computed_before[request] = self._computed
+        self._computed_before.setdefault(request, self._computed)
         self._kept.expect([request])
 
     def on_step(self, record: StepRecord) -> None:

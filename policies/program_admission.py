@@ -69,8 +69,8 @@ class ProgramAdmission(SarathiServe):
     def on_arrival(self, request: Request) -> None:
         program = self.programs.of(request)
         program.waiting[request] = None
-        self._open.arrive(request)
-        self.programs.note(program, 1, request.num_prompt_tokens)
+        if self._open.arrive(request):
+            self.programs.note(program, 1, request.num_prompt_tokens)
 
     def on_finish(self, request: Request) -> None:
         super().on_finish(request)

@@ -1,6 +1,6 @@
 """Programs, the sessions of policies that schedule by session; a request without a session is a program of its own."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Hashable
 
 from cbatch import SERVED, Request
@@ -22,19 +22,23 @@ class OpenPrograms:
     """Says when a program ends. Turns that run beside its last one may end, and even arrive, after it."""
 
     def __init__(self) -> None:
-        self._num_open = Counter[Hashable]()  # requests that have arrived and not ended
+        self._open = defaultdict[Hashable, set[Request]](set)  # requests that have arrived and not ended
         self._over = Latest[Hashable, None]()  # sessions whose last request has ended
 
-    def arrive(self, request: Request) -> None:
-        self._num_open[program_of(request)] += 1
+    def arrive(self, request: Request) -> bool:
+        """Notes that a request has arrived; returns False if it had before. Inside vLLM, one that is not admitted as planned arrives again."""
+        requests = self._open[program_of(request)]
+        is_new = request not in requests
+        requests.add(request)
+        return is_new
 
     def finish(self, request: Request) -> bool:
         """Notes that a request has ended. Returns whether its program has: nothing of it is left, and none is expected."""
         program = program_of(request)
-        self._num_open[program] -= 1
+        self._open[program].discard(request)
         if request.session is not None and ends_program(request):
             self._over[program] = None
-        if self._num_open[program]:
+        if self._open[program]:
             return False
-        del self._num_open[program]
+        del self._open[program]
         return request.session is None or program in self._over
