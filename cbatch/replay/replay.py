@@ -166,6 +166,7 @@ class _Replay(Hooked):
         self.view = _View(recorded, cost, drafter)
         self._requests = {request.id: ReplayedRequest.from_spec(spec_of(request)) for request in requests}
         self._present: dict[ReplayedRequest, None] = {}  # in the latest view
+        self._announced: set[Request] = set()
 
     def look(self, decision: Decision) -> None:
         """Shows a recorded view to the policy."""
@@ -184,11 +185,14 @@ class _Replay(Hooked):
             gone = request.status is not Status.FINISHED and request.total < request.max_tokens
             if gone and request not in self._present:
                 self._finish(request, FinishReason.CANCELLED)
-        arrived = [request for request in waiting if request.status is Status.PENDING]
+        # vLLM may have admitted one that no view had as waiting
+        arrived = [request for request in self._present if request not in self._announced]
+        self._announced.update(arrived)
+        for request in arrived:
+            if request.status is Status.PENDING:
+                request.arrive(seen.now if request.id in self._iterations else None)
         for request in waiting:
             request.status = Status.WAITING
-        for request in arrived:
-            request.arrive(seen.now if request.id in self._iterations else None)
         view.update(waiting=waiting, running=running, decoding=decoding)
         view.drafts.look(decision)
         view.update(prefilling=[request for request in running if request not in decoding])
@@ -252,7 +256,7 @@ class _Replay(Hooked):
         if receivers:
             self._tell(self._on_tokens, receivers)
         self._tell(self._on_step, record)
-        for request in ended:
+        for request in filter(self._announced.__contains__, ended):
             self._tell(self._on_finish, request)
 
     def _settle(self, drafts: dict[int, int], event: StepEnd) -> None:
@@ -274,7 +278,8 @@ class _Replay(Hooked):
 
     def _finish(self, request: ReplayedRequest, reason: FinishReason) -> None:
         _mark(request, reason, self.view.now)
-        self._tell(self._on_finish, request)
+        if request in self._announced:
+            self._tell(self._on_finish, request)
 
 
 def _mark(request: ReplayedRequest, reason: FinishReason, now: float) -> None:

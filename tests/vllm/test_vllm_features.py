@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from every_policy import EVERY_POLICY
+from test_vllm_plans import Kept
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
@@ -140,7 +141,7 @@ class Reserving:
     """Chunks of four tokens, with all blocks reserved. hook: called once, in a plan that then fails. ended: reasons by request."""
 
     def __init__(self, hook: Any = None) -> None:
-        self.hook, self.ended = hook, dict[int, FinishReason]()
+        self.hook, self.arrived, self.ended = hook, list[int](), dict[int, FinishReason]()
 
     def plan(self, view: View) -> Plan:
         if self.hook is not None:
@@ -153,8 +154,12 @@ class Reserving:
             plan.add(request, 4, reserve=request.num_tokens + 8)
         return plan.build()
 
+    def on_arrival(self, request: Request) -> None:
+        if request.id not in self.arrived:
+            self.arrived.append(request.id)
+
     def on_finish(self, request: Request) -> None:
-        assert request.finish_reason is not None
+        assert request.id in self.arrived and request.finish_reason is not None
         self.ended[request.id] = request.finish_reason
 
 
@@ -171,8 +176,8 @@ def test_reserved_blocks_count_what_a_connector_brings(asynchronous: bool, held:
 @pytest.mark.parametrize("mode", ["fallback", "shadow"])
 def test_a_request_that_vllm_schedules_as_its_grammar_is_ready_is_shown(mode: Any) -> None:
     """The grammar is ready while the policy plans, so that vLLM's own rule admits the request; it outlives the other one."""
-    policy = Reserving(lambda: setattr(late.structured_output_request, "grammar", "compiled"))
-    rig = Rig(Adapter(policy, mode), LIMITS, 60, 4)
+    policy, kept = Reserving(lambda: setattr(late.structured_output_request, "grammar", "compiled")), Kept()
+    rig = Rig(Adapter(policy, mode, recorder=kept), LIMITS, 60, 4)
     late = rig.request(Request(1, 8, 9))
     late.status, late.structured_output_request = LATE, SimpleNamespace(grammar=None)
     add(rig, Request(0, 20, 2))
@@ -182,6 +187,9 @@ def test_a_request_that_vllm_schedules_as_its_grammar_is_ready_is_shown(mode: An
         rig.update()
     assert not rig.scheduler._planner.population.by_id
     assert rig.scheduler.counts.different == 0
+    again = Reserving()
+    assert not any(comparison.problem for comparison in kept.replay(again))
+    assert again.arrived == policy.arrived == [0, 1] and again.ended == policy.ended
 
 
 def test_a_request_that_vllm_fails_is_not_served() -> None:
