@@ -185,7 +185,7 @@ class LiveTransfers:
                 self._in_order(sent.pair, partial(self._drop, replica, held))
 
     def _sent_of(self, replica: int, request: Request) -> SentBlocks | None:
-        """Returns what is sent of a request that a replica prefills for another."""
+        """Returns the blocks sent of a request that a replica prefills for another; None if it sends none, or no more."""
         is_here = request._table is self._engines[replica].state.table and self._hands_over(replica, request)
         sent = self._sent.get(request.id) if is_here else None
         return None if sent is None or sent.is_over else sent
@@ -195,7 +195,7 @@ class LiveTransfers:
             self._threads.post(prefiller, partial(self._send_no_more, prefiller, request))
 
     def _send_no_more(self, prefiller: int, request: Request) -> None:
-        """Lets the decoder of a request forget the blocks that it keeps, once no layers write to them."""
+        """Tells a request's decoder to free the blocks that it keeps, once no layer writes to them."""
         if (sent := self._sent.get(request.id)) is not None:
             sent.is_over, (_, decoder) = True, sent.pair
             forget = partial(self._threads.post, decoder, partial(self._forget, decoder, request))
@@ -233,15 +233,15 @@ class LiveTransfers:
         if sent is None or not sent.is_copying:
             inbox.freed.append(loading)
         else:
-            free = partial(self._copied_in_vain, decoder, loading)
+            free = partial(self._free_copied, decoder, loading)
             self._in_order(sent.pair, partial(self._threads.post, decoder, free))
 
-    def _copied_in_vain(self, decoder: int, loading: Loading) -> None:
+    def _free_copied(self, decoder: int, loading: Loading) -> None:
         self._engines[decoder].inbox.freed.append(loading)
         self._engines[decoder].poke(0.0)
 
     def _copy(self, sent: SentBlocks, missing: NDArray[np.int64], moved: Moved) -> None:
-        """Begins to copy these of the sender's blocks."""
+        """Begins to copy the missing blocks."""
         start = self._engines[sent.pair[1]].now()
         sent.latest = copy = self._copies[sent.pair]((moved.blocks[missing], sent.blocks[missing]))
         sent.there[missing] = True
@@ -278,7 +278,7 @@ class LiveTransfers:
             self._threads.tell(error)
 
     def _end(self, sent: SentBlocks, loading: Loading, moved: Moved, asked_at: float) -> None:
-        """Ends a transfer: all blocks are there."""
+        """Ends a transfer whose blocks have all arrived."""
         request, (sender, receiver) = loading.request, sent.pair
         decoder = self._engines[receiver]
         number, copies = len(moved.blocks) - loading.num_found, sent.copies

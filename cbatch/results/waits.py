@@ -1,4 +1,4 @@
-"""How many requests wait: on average, and whether ever more do."""
+"""How many requests wait on average, and whether their number grows."""
 
 from collections.abc import Collection
 from typing import NamedTuple, Self
@@ -10,7 +10,7 @@ from cbatch.results.metrics import Entry, Floats, Served
 
 
 class Waits(NamedTuple):
-    """When requests arrived, were admitted and got their first token, in seconds, [requests] each; of those that never got so far, when they ended."""
+    """Seconds at which requests arrived, were admitted and got their first token, [requests] each; for requests that never got so far, their end."""
 
     arrival: Floats
     admitted: Floats
@@ -19,12 +19,12 @@ class Waits(NamedTuple):
     @classmethod
     def of(cls, ended: Collection[Entry], served: Served) -> Self:
         """Returns the waits of all requests. A rejected or cancelled one with tokens counts as if it had the first at its admission."""
-        others = [request for request in ended if request.finish_reason not in SERVED]
-        arrival = np.array([request.arrival_time for request in others])
-        left = np.maximum([request.finished_at or 0.0 for request in others], arrival)
-        admitted = np.array([np.nan if (at := request.admitted_at) is None else at for request in others])
+        unserved = [request for request in ended if request.finish_reason not in SERVED]
+        arrival = np.array([request.arrival_time for request in unserved])
+        left = np.maximum([request.finished_at or 0.0 for request in unserved], arrival)
+        admitted = np.array([np.nan if (at := request.admitted_at) is None else at for request in unserved])
         admitted = np.where(np.isnan(admitted), left, admitted)
-        first = np.where([request.num_output_tokens > 0 for request in others], admitted, left)
+        first = np.where([request.num_output_tokens > 0 for request in unserved], admitted, left)
         pairs = (served.arrival, arrival), (served.admitted, admitted), (served.first_token, first)
         return cls(*map(np.concatenate, pairs))
 

@@ -16,14 +16,14 @@ from experiments.report.notes import tail_text
 from experiments.store.runs import select_runs
 
 _OBJECTS = ("autoscale.", "eviction.", "backend.router.")
-"""Begins of the keys of other objects' arguments, which labels have."""
+"""Prefixes of the keys of other objects' arguments, which labels state."""
 
 
 @print_style()
 def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str = "goodput.attained_share") -> Figure:
     """Draws a point for each label, such as the SLO share that an autoscaler attains against the replica-seconds that it pays.
 
-    If one number is swept beside policies, such as a rate or a chunk, a line joins the points of a label in its order, and labels lack it.
+    If policies and one number, such as a rate or a chunk, are swept, a line joins each label's points in the order of the number, which labels leave out.
     Labels with equal points are drawn once, as `first = second`.
 
     Raises ConfigError if there are no runs that have both figures, or too many labels.
@@ -51,18 +51,9 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
             [at["mean"] - at["low"].clip(lower=0), at["high"].clip(upper=top) - at["mean"]]
             for at, top in zip(points, most, strict=True)
         )
-        style = line_style(place) | ({"linestyle": ""} if len(points[0]) == 1 else {})
-        panel.errorbar(
-            points[0]["mean"],
-            points[1]["mean"],
-            xerr=xerr,
-            yerr=yerr,
-            label=label,
-            capsize=2,
-            elinewidth=0.8,
-            clip_on=False,
-            **style,
-        )
+        style = {**line_style(place), "label": label, "capsize": 2, "elinewidth": 0.8, "clip_on": False}
+        style |= {"linestyle": ""} if len(points[0]) == 1 else {}
+        panel.errorbar(points[0]["mean"], points[1]["mean"], xerr=xerr, yerr=yerr, **style)
     panel.set(xlabel=heading_of(x).text, ylabel=heading_of(y).text)
     for axis, of_labels, top in zip("xy", (across, up), most, strict=True):
         panel.set(**{f"{axis}lim": _ends(pd.concat(of_labels.values()), top)})
@@ -76,7 +67,7 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
 
 
 def _swept_number(runs: pd.DataFrame) -> str:
-    """Returns the key of the only number that varies between runs of a policy, beside seeds and arguments of other objects; else an empty text."""
+    """Returns the key of the only number that varies between runs of a policy, or an empty text. Seeds and arguments of other objects do not count."""
     texts = settings_of(runs).assign(chunk=runs.get("chunk"))
     policies = runs["policy"].str.partition("(")[0]
     varying = [key for key in map(str, texts) if texts[key].groupby(policies).nunique().max() > 1]

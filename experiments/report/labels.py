@@ -14,7 +14,7 @@ from cbatch.described import class_name, describe, with_arguments, without_share
 from cbatch.validation import nearest
 from experiments.keys import key_of
 from experiments.report.intervals import significant
-from experiments.report.notes import own_size
+from experiments.report.notes import unread_chunk
 
 _QUESTION = ("model", "workload")
 """Settings that are in all labels if they differ: figures with different models or workloads do not compare policies."""
@@ -52,7 +52,7 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
 def with_given(runs: pd.DataFrame) -> "pd.Series[str]":
     """Returns the policy of each run with the arguments that vary or were given for its policy, also those equal to their defaults.
 
-    A policy that does not read the `chunk` that was given has its own whole numbers.
+    A policy that does not read the given `chunk` has its own whole-number arguments.
     """
     policies = runs["policy"].copy()
     for _, rows in runs.groupby(policies.str.partition("(")[0]):
@@ -69,7 +69,7 @@ def with_given(runs: pd.DataFrame) -> "pd.Series[str]":
         given = {name for text in texts for name in [key_of(text).rpartition(".")[2], *_INSIDE.findall(text)]}
         absent = {"drafting": "none"} if "drafting" in given else {}  # where a section has no rule
         for place, section, about in zip(rows.index, sections, abouts, strict=True):
-            sizes = about["whole_numbers"] if own_size(about) else {}
+            sizes = about["whole_numbers"] if unread_chunk(about) else {}
             own = absent | {
                 key: value
                 for key, value in section.items()

@@ -67,8 +67,8 @@ def limits_of(known: Sequence[About]) -> list[str]:
         notes.append(f"true output lengths known to the policy, as max_new_tokens{_of_several(seen)}")
     if any(prefixes := [about.get("prefixes", False) for about in known]):
         notes.append(f"prefixes are not reused: every prompt is computed in full{_of_several(prefixes)}")
-    if texts := {text for about in known for text in own_size(about)}:
-        unread = {with_arguments(about["policy"], about["whole_numbers"]) for about in known if own_size(about)}
+    if texts := {text for about in known for text in unread_chunk(about)}:
+        unread = {with_arguments(about["policy"], about["whole_numbers"]) for about in known if unread_chunk(about)}
         notes.append(f"{' '.join(sorted(texts))}: not read by {', '.join(sorted(unread))}")
     for name, text in _LACKS.items():
         if any(lacking := [name in about.get("lacks", ()) for about in known]):
@@ -95,8 +95,8 @@ def limits_of(known: Sequence[About]) -> list[str]:
     return [*filter(None, notes)]
 
 
-def own_size(about: About) -> list[str]:
-    """Returns the texts of the command line that give a `chunk` to a user's policy that does not read it and has whole numbers of its own, none equal to it."""
+def unread_chunk(about: About) -> list[str]:
+    """Returns the override of `chunk` if a user's policy does not read it and has whole-number arguments, none equal to it; else an empty list."""
     own = {f"chunk={number}" for number in about.get("whole_numbers", {}).values()}
     unread = [text for text in about.get("overrides", ()) if text.startswith("chunk=")]
     return [] if about.get("chunk") is not None or not own or own & {*unread} else unread

@@ -64,11 +64,9 @@ def gpus_texts(settings: Mapping[str, Any], pools: Mapping[str, Any] | None = No
 
 
 def _object_text(settings: Mapping[str, Any], key: str) -> str:
-    """Returns the text of an object whose arguments are settings of their own, without a seed."""
-    names = {name: name.removeprefix(f"{key}.") for name in settings if name.startswith(f"{key}.")}
-    return describe(
-        class_name(str(settings[key])), {names[name]: settings[name] for name in names if names[name] != "seed"}
-    )
+    """Returns an object as text with its arguments, which are settings of their own; a seed is left out."""
+    names = [name for name in settings if name.startswith(f"{key}.") and name != f"{key}.seed"]
+    return describe(class_name(str(settings[key])), {name.removeprefix(f"{key}."): settings[name] for name in names})
 
 
 def run_text(summary: Summary) -> str:

@@ -47,10 +47,9 @@ class Recipe:
         return self._text
 
     def whole_numbers(self) -> dict[str, int]:
-        """Returns the arguments of a user's class that are whole numbers, such as a budget of tokens, also by default; without a seed."""
-        if self.made is not None or (kind := locate("policy", self.section["_target_"])).__module__.startswith(
-            "policies."
-        ):
+        """Returns the whole-number arguments of a user's class, such as a budget of tokens, defaults included; without a seed."""
+        kind = None if self.made is not None else locate("policy", self.section["_target_"])
+        if kind is None or kind.__module__.startswith("policies."):
             return {}
         arguments = {key: parameter.default for key, parameter in parameters_of(kind).items()} | {**self.section}
         return {key: value for key, value in arguments.items() if type(value) is int and key != "seed"}

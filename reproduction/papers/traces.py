@@ -2,8 +2,8 @@
 
     python -m reproduction.papers traces clones=FOLDER traces=FOLDER
 
-clones has a clone of each repository of `FILES` under the repository's own name; where one is missing, its files are left out. Each file is cut
-or converted from the named commit, compressed, and kept only if its content has the digest given here.
+clones holds a clone of each repository in `FILES`, under the repository's name; files without a clone are skipped. Each file is cut or converted
+from the named commit, and is written, compressed, only if its content has the digest given here.
 """
 
 import gzip
@@ -157,7 +157,7 @@ FILES = {
 
 
 def main(clones: str, traces: str) -> None:
-    """Writes the files whose repository is there, unless they are there already. clones, traces: folders."""
+    """Writes the files whose repository is cloned, and keeps existing files. clones, traces: folders."""
     Path(traces).mkdir(parents=True, exist_ok=True)
     for name, file in FILES.items():
         folder, path = Path(clones, file.repository.partition("/")[2]), Path(traces, name)
@@ -168,8 +168,7 @@ def main(clones: str, traces: str) -> None:
         else:
             content = file.make(Clone(folder, file.commit))
             if hashlib.sha256(content).hexdigest() != file.sha256:
-                raise ConfigError(
-                    f"{name}: {folder} gives another content than that of {file.repository} at {file.commit}"
-                )
+                problem = f"{name}: {folder} gives another content than {file.repository} at {file.commit}"
+                raise ConfigError(f"{problem}; make a full clone")
             path.write_bytes(lzma.compress(content) if path.suffix == ".xz" else gzip.compress(content, mtime=0))
             print(f"{path}: written")

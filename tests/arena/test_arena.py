@@ -64,8 +64,8 @@ def test_a_cell_is_runs_at_its_rate(folder: Path) -> None:
     text = Path("multirun/arena/arena.md").read_text()
     assert "| orca" in text and "| request_level" in text, "the page shows all that the folder holds"
     arena(*[key.replace("requests=20", "requests=10") for key in ARENA])
-    pages = boards._replications(read_runs(Path("multirun")))
-    assert pages.groupby("trace")["seed"].apply(sorted).to_dict() == {
+    rows = boards._replications(read_runs(Path("multirun")))
+    assert rows.groupby("trace")["seed"].apply(sorted).to_dict() == {
         "open_loop, num_requests=10": [0, 1],
         "open_loop, num_requests=20": [0, 0, 1, 1],  # of two policies
     }

@@ -1,4 +1,4 @@
-"""Moves of a live cluster, its threads taken in turn by hand: any order of what replicas, the router and copies do, drawn from a seed."""
+"""Moves in a live cluster whose threads are stepped by hand: replicas, the router and copies act in any order, drawn from a seed."""
 
 import random
 from collections import defaultdict, deque
@@ -12,11 +12,12 @@ import pytest
 from apart import check_empty
 from fuzz_policy import FuzzPolicy
 from schedules import UnitCost
+from test_routes import Across
 from tiny_models import LLAMA, LONGEST_OUTPUT, greedy_references, make_executor
 
 from cbatch import Engine, FinishReason, KVSize, Limits, Policy, Request, Server
 from cbatch.arrivals import Listed
-from cbatch.cluster import ClusterView, LiveCluster, Moves, Role, RoundRobin, Route, Router
+from cbatch.cluster import LiveCluster, Moves, Role, RoundRobin, Router
 from cbatch.cluster.live import _Replica
 from cbatch.cluster.live_transfers import Prefilled
 from cbatch.cluster.transfers import Copier
@@ -38,13 +39,6 @@ def connect(sender: Any, receiver: Any) -> Copier:
     return lambda pairs: HostCopy(partial(copy_blocks, sender.caches, receiver.caches, pairs), receiver.follow)
 
 
-class Across:
-    """Each of two replicas computes prompts for the other."""
-
-    def choose(self, request: Request, view: ClusterView) -> Route:
-        return Route(request.id % 2, 1 - request.id % 2)
-
-
 def live_cluster(
     policies: list[Policy], sizes: list[int], roles: list[Role], router: Router, **moves: Any
 ) -> LiveCluster:
@@ -62,7 +56,7 @@ def live_cluster(
 
 
 class WithClients(_Replica):
-    """Whose clients may leave, as those of a server."""
+    """A replica whose clients may leave, like those of a server."""
 
     def __init__(self, engine: Engine, send: Callable[[Any], object]) -> None:
         super().__init__(engine, send)
@@ -93,7 +87,7 @@ class WithClients(_Replica):
 
 
 class ByHand:
-    """The thread of a pair: what it is to do waits until it is told."""
+    """The thread of a pair, which does its next task when told."""
 
     def __init__(self) -> None:
         self.waiting, self.is_over = deque[Callable[[], object]](), False
@@ -150,12 +144,12 @@ class Threads:
         return [*self.copies(), *self.turns(), *[self.arrive] * bool(self.pending), *[self.take_in] * bool(self.sent)]
 
     def turns(self) -> list[Callable[[], object]]:
-        """Of the replicas that have anything to do."""
+        """The turns of replicas that have anything to do."""
         engines = zip(self.cluster.engines, self.replicas, strict=True)
         return [partial(advance, *each) for each in engines if min(each[0].next_at(), each[1].next()) <= each[0].now()]
 
     def copies(self) -> list[Callable[[], object]]:
-        """Of the pairs that have."""
+        """The next copy of each pair that has one."""
         return [pair.go for pair in self.pairs.values() if pair.waiting]
 
     def arrive(self) -> None:

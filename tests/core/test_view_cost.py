@@ -29,7 +29,7 @@ SMALL = ("workload.num_requests=3", "workload.length=40", "timeline=off")
 ASKS = "policy=asks.Asks"
 
 POLICY = """
-from cbatch import BatchShape, ModelSpec
+from cbatch import BatchShape
 from policies.orca import Orca
 
 class Asks(Orca):

@@ -56,11 +56,11 @@ def _copy_kernel(  # type: ignore[no-untyped-def]
 
 
 def launcher(there: PagedCache, here: PagedCache, programs: int = PROGRAMS) -> Callable[[int, int, int], None]:
-    """Compiles the kernel and returns a function that enqueues copies on a stream, of the GPU of `there`.
+    """Compiles the kernel and returns a function that enqueues copies on a stream of the GPU of `there`.
 
-    It takes the address of the numbers of blocks there, then of those here, int32 in pinned or the GPU's memory, how many blocks they are, and
-    the stream's handle. Addresses in place of tensors, and the compiled kernel in place of Triton's search for it: a copy comes rarely, and
-    code that has not run for a while is slow.
+    It takes the address of the block numbers there, followed by those here (int32, in pinned or the GPU's memory), the number of blocks, and
+    the stream's handle. It uses addresses instead of tensors, and the compiled kernel instead of Triton's lookup: copies are rare, and code
+    that has not run for a while is slow.
     """
     source, target = (cache.both.view(torch.int64).flatten(0, 1).flatten(2) for cache in (there, here))
     texts = [cache.texts.view(torch.int64) for cache in (there, here)]
@@ -71,9 +71,9 @@ def launcher(there: PagedCache, here: PagedCache, programs: int = PROGRAMS) -> C
         kernel = _copy_kernel[(programs,)](source, target, *texts, *strides, pairs, 0, *sizes, num_warps=8)
     run, addresses = kernel[(programs, 1, 1)], [part.data_ptr() for part in (source, target, *texts)]
 
-    def launch(pairs: int, num_blocks: int, stream: int) -> None:
+    def launch(address: int, num_blocks: int, stream: int) -> None:
         with torch.cuda.device(device):
-            run(*addresses, *strides, pairs, num_blocks, *sizes, stream=stream)
+            run(*addresses, *strides, address, num_blocks, *sizes, stream=stream)
 
     return launch
 
@@ -128,7 +128,7 @@ class BlockCopies:
 
 
 class _Buffer(NamedTuple):
-    """What a copy needs until it has ended. numbers: int32 [most], pinned, at an address."""
+    """What a copy needs until it has ended. numbers: int32 [most], pinned. address: theirs."""
 
     numbers: NDArray[np.int32]
     address: int
