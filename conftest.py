@@ -60,7 +60,7 @@ kept = [0]  # blocks after the latest collection of all
 def _tests_are_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A test leaves no module, whose name another may have, and no figure: pyplot warns of more than 20.
 
-    What the tests before it have left is collected once it is much: each collection in a test would traverse that and torch, in a second.
+    What earlier tests have left is collected only once it is much: a collection in a test would traverse it and torch, which takes a second.
     """
     if sys.getallocatedblocks() > kept[0] + MOST:
         gc.unfreeze()

@@ -18,15 +18,15 @@ class Inbox:
     """The requests on their way to an engine, each kind in the order in which they came.
 
     offered: given by another engine. wanted: not computed yet; the engine reserves blocks first. kept: these blocks, by the request's id.
-    loading: blocks that are being copied. copied: ids of requests whose blocks are here; the copying thread adds them and wakes the engine.
+    loading: blocks that are being copied. copied: ids of requests whose blocks have arrived; the copying thread adds them and wakes the engine.
     accepts: decides whether there is room for the next request. read: begins to copy the sender's blocks; returns whether iterations that are
     launched from now on wait for the copy: then the request is admitted at once.
-    drop: ends the lease of a request whose client has left. free: adds to `freed` what was kept for a request that does not read it, once
-    nothing is copied there any more. on_kept: called with a wanted request once its blocks are kept. on_left: called
-    in place of this if its client has left before (`RequestSpec.timeout`); None: somebody else sees to that.
+    drop: ends the lease of a request whose client has left. free: adds the blocks kept for a request that will not use them to `freed`, once
+    no copy writes to them. on_kept: called with a wanted request once its blocks are kept. on_left: called instead if its client has left
+    before (`RequestSpec.timeout`); None: leaving is handled elsewhere.
     on_gave_way: called with the time when a lease of this engine's blocks has ended before it was read: this and other engines are to look again.
-    take_back: called with a request whose kept blocks are to be free: it is to `forget` the request once nothing writes to them. Its blocks are
-    then read after the prefill.
+    take_back: called with a request whose kept blocks are needed: calls `forget` once nothing writes to them. The request's blocks are then
+    read after its prefill.
     """
 
     def __init__(self) -> None:
@@ -120,10 +120,10 @@ class Inbox:
         return came
 
     def give_way(self, state: State, now: float) -> None:
-        """Called when the engine plans nothing, perhaps for lack of room: it and others could wait for each other.
+        """Called when the engine plans nothing, perhaps for lack of room: otherwise engines could wait for each other.
 
-        Gives up the blocks kept last if it is to take, or to prefill, requests of others; without kept ones, ends a lease if leases alone leave no
-        room for what is offered.
+        Gives up the blocks kept last if requests are offered to this engine, or it prefills some for others. Otherwise ends a lease, if leases
+        alone leave no room for the requests offered.
         """
         if self.kept and (self.offered or any(map(state.hands_over, (*state.waiting, *state.running)))):
             self.take_back(next(reversed(self.kept.values())).request)

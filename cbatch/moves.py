@@ -97,7 +97,7 @@ def give(state: State, request: Request, in_flight: Iterable[Step], now: float, 
 
 
 def hold(state: State, request: Request, num_blocks: int, now: float) -> Moved | None:
-    """Leases the first blocks of a request that is being prefilled, which are read at once. None: they are not here any more."""
+    """Leases the first blocks of a request that is being prefilled, to be read at once. Returns None if they are no longer cached."""
     assert state.cache is not None and request._prefix is not None, "the sender of a move has a prefix cache"
     hashes = request._prefix.hashes(num_blocks)[:num_blocks]
     if state.cache.pool.num_on_device(hashes) < num_blocks:

@@ -118,7 +118,7 @@ class RequestTable:
         return int(total - computed)
 
     def take_row(self, id_: int) -> int:
-        """Returns a row that holds KV blocks of a request elsewhere; `admit` returns one with which it can run."""
+        """Returns a row that only holds KV blocks, for a request that runs elsewhere; `admit` returns one with which a request can run."""
         if not self._free_rows:
             self._grow()
         row = self._free_rows.pop()

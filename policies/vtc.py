@@ -60,7 +60,7 @@ class VTC(WholePrompts):
 
     def plan(self, view: View) -> Plan:
         for request in view.running:
-            if request not in self._paid:  # admitted by another rule than this policy's, as by vLLM's own
+            if request not in self._paid:  # admitted by vLLM, not by this policy
                 self._clients.push(request)
                 self._admit(request, request.num_prompt_tokens - request.num_cached_tokens)
             self._charge_output(request, max(self._counted(request.num_new_tokens), self._paid[request]))

@@ -16,9 +16,9 @@ from cbatch.moves import Loading
 class SentBlocks:
     """The part of a request's blocks that is sent before the last copy.
 
-    pair: prefiller and decoder. blocks: the decoder's. block_size: tokens. num_found: leading blocks that the decoder had already. first_place: of the
-    decoder's cache in `Step.sent`. is_over: the prefiller sends no more. num_begun: copies. latest: of these. copies: blocks, bytes, start and end
-    of those that have ended, seconds.
+    pair: prefiller and decoder. blocks: the decoder's. block_size: tokens. num_found: leading blocks that the decoder had cached. first_place: index in
+    `Step.sent` at which the decoder's cache begins. is_over: the prefiller sends no more. num_begun: copies begun. latest: the latest of them.
+    copies: number of blocks, bytes, start and end in seconds of each copy that has ended.
     """
 
     pair: tuple[int, int]
@@ -38,7 +38,7 @@ class SentBlocks:
 
     @cached_property
     def places(self) -> NDArray[np.int32]:
-        """Returns the place of each token in `Step.sent`, int32 [blocks, block size]."""
+        """The cache index of each token as in `Step.sent`, int32 [blocks, block size]."""
         offsets = np.arange(self.block_size, dtype=np.int32)
         places = self.blocks[:, None] * np.int32(self.block_size) + offsets + np.int32(self.first_place)
         places[: self.num_found] = 0
@@ -46,7 +46,7 @@ class SentBlocks:
 
     @cached_property
     def there(self) -> NDArray[np.bool_]:
-        """Returns whether each token is there, or on its way, bool [blocks, block size]."""
+        """Whether each token has arrived or is being copied, bool [blocks, block size]."""
         there = np.zeros((len(self.blocks), self.block_size), np.bool_)
         there[: self.num_found] = True
         return there
@@ -56,5 +56,5 @@ class SentBlocks:
         return self.num_begun > len(self.copies)
 
     def missing(self, number: int) -> NDArray[np.int64]:
-        """Returns which of the first blocks have to be copied."""
+        """Returns which of the first `number` blocks have to be copied."""
         return np.flatnonzero(~self.there[:number].all(1))

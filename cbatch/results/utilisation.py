@@ -194,7 +194,7 @@ def limit_power(
 
 
 def windows_of(seconds: Floats, replica: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the number of each iteration's window, `LIMITED_OVER` of a replica's device time, in which the limit of power holds for the mean."""
+    """Returns the window of each iteration, by number: `LIMITED_OVER` of a replica's device time, over which the power limit holds on average."""
     order, passed = np.argsort(replica, kind="stable"), np.empty(len(seconds))
     sums, first = np.cumsum(seconds[order]), np.searchsorted(replica[order], replica[order])
     passed[order] = (sums - (sums - seconds[order])[first]) // LIMITED_OVER

@@ -45,9 +45,7 @@ class Links:
         nearest = min(others, key=lambda measured: abs(measured - num_gpus))
         known = self.all_reduce[nearest]
         if not isinstance(known, PiecewiseLinear):
-            problem = (
-                f"hardware={profile} has a formula for all-reduces of {nearest} GPUs, which states none of {num_gpus}"
-            )
+            problem = f"hardware={profile} has a formula for all-reduces of {nearest} GPUs, which does not hold for {num_gpus}"
             raise ProfileError(f"{problem}; add links.all_reduce.{num_gpus}")
         return known.scaled((1 - 1 / num_gpus) / (1 - 1 / nearest)), True
 

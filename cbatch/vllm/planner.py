@@ -165,7 +165,7 @@ class Planner:
         if carried_out is None:
             requests = [population.by_id[id_] for id_ in scheduled]
             for request in requests:
-                self.show(request)  # one that could not be computed yet when the plan was made
+                self.show(request)  # it may have become ready since the plan was made
         else:
             requests = served(carried_out.requests)
             if not as_planned:

@@ -93,7 +93,7 @@ class Steering:
         allocate: Callable[..., Any] = manager.allocate_slots
 
         def allocate_reserved(request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("delay_cache_blocks"):  # fetches blocks, as many as the other machine has
+            if kwargs.get("delay_cache_blocks"):  # only fetches the blocks that another machine has
                 return allocate(request, 0, *args, **kwargs)
             found = kwargs.get("num_new_computed_tokens", 0) + kwargs.get("num_external_computed_tokens", 0)
             ahead = reserve.get(request.request_id, 0) - request.num_computed_tokens - found - num_new_tokens

@@ -77,7 +77,7 @@ def _replications(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _traces(runs: pd.DataFrame, slos: Sequence[str]) -> "pd.Series[str]":
-    """Returns the workload of each run, with those of its settings that differ between its runs with equal objectives and load."""
+    """Returns the workload of each run, with the workload's settings that differ between its runs of equal objectives and load."""
     traces = names = runs["workload"].str.removeprefix("traces/")
     cells, settings = [names, pd.Series(slos, runs.index), runs["load.load"]], settings_of(runs)
     for key in map(str, settings):

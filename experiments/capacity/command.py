@@ -44,7 +44,7 @@ class SimulatedKeys(Keys):
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedSettings(SimulatedKeys, Settings):
-    """The settings of a command that simulates runs. Raises ConfigError for a backend that is not simulated, and for other objectives."""
+    """The settings of a command that simulates runs. Raises ConfigError for a real backend, and if workload.slo contradicts slo."""
 
     def __post_init__(self) -> None:
         if not self.backend.simulated:
@@ -55,7 +55,7 @@ class SimulatedSettings(SimulatedKeys, Settings):
 
 
 def _limits(slo: Mapping[str, Any] | None) -> dict[str, float]:
-    """Returns the objectives that are set, of a section, which may be None; that of an object names its class."""
+    """Returns the objectives that are set in a section, which may be None. An object's section also names its class."""
     return {name: limit for name, limit in (slo or {}).items() if limit is not None and name != "_target_"}
 
 

@@ -179,7 +179,10 @@ class Search:
         return passes, in_system
 
     def _check_alone(self, rate: float, in_system: float) -> None:
-        """Raises ConfigError if requests fail although they are served one by one. rate: fails, with so many requests in the system."""
+        """Raises ConfigError if requests fail although they are served one by one.
+
+        rate: one that fails. in_system: the mean number of requests in the system at this rate.
+        """
         size = self.requests, self.requests // 4  # as in the bracket
         if not self._idle:
             self._idle, size = _round(_IDLE * rate / in_system), (min(_FEW, self.requests), 0)

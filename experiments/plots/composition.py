@@ -138,7 +138,7 @@ def _readings(folder: Path, num_replicas: int, pools: Mapping[str, Any]) -> list
 def _predicted(steps: pd.DataFrame, stated: Mapping[str, Any], replica: int, whole: pd.DataFrame) -> "pd.Series[float]":
     """Returns the watts of a replica's GPUs by time, idle between iterations; long runs as means over equal times. stated: see `machines_of`.
 
-    Iterations of one of `windows_of` have its mean, which keeps the limit of power.
+    Iterations of the same window (`windows_of`) have its mean power, which is within the power limit.
 
     whole: iterations from whose first to whose last the replica exists.
     """

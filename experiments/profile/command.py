@@ -38,7 +38,7 @@ Size = Annotated[int, whole(2)]
 Errors = NDArray[np.float64]
 
 _DISTURBED = 0.1
-"""Median error from which on a measurement of the CPU warns: the parts add up to what was measured, unless other programs ran."""
+"""Median error above which a measurement of the CPU warns: the parts add up to what was measured, unless other programs ran."""
 
 QUICK = {"max_tokens": 512, "longest": 1024}
 """Limits of the iterations of `measure_cpu`; predictions beyond them are extrapolated."""
@@ -145,14 +145,14 @@ def measure_cpu(report: Report, *keys: str) -> Path:
     stated = f"{len(errors)} batches of this measurement: {median:.0%} off (median), {most:.0%} at most"
     write_text(path, profile_text(make_profile(profile_content(read_profile(path)) | {"error": stated})))
     if median > _DISTURBED:
-        report(f"warning: predictions are off by {median:.0%} (median); while nothing else runs, measure again")
+        report(f"warning: predictions are off by {median:.0%} (median); measure again while nothing else runs")
     return path
 
 
 def _measure_model(
     spec: ModelSpec, batches: list[int], limits: dict[str, int], backend: str, output: str, report: Report
 ) -> tuple[Path, Errors]:
-    """Measures one model, and adds its tables to the file; returns the file's path, and the errors as `_compare`."""
+    """Measures one model, and adds its tables to the file; returns the file's path, and the errors that `_compare` returns."""
     hardware = hardware_name(backend)
     path = Path(output) if output else PROFILES / f"{slug(hardware)}.json"
     degree, on_gpu = limits.get("tensor_parallel", 1), backend == "cuda"
@@ -248,7 +248,7 @@ def _captured_by(
 
 
 def _compare(cost: ProfileCost, measured: dict[Batch, float], between: list[Batch], report: Report) -> Errors:
-    """Prints the errors of predictions from the written file; returns the sizes of all of them."""
+    """Prints the errors of predictions from the written file; returns their absolute values."""
     errors = {batch: cost.predict(batch.shape()) / seconds - 1 for batch, seconds in measured.items()}
     for batch in between:
         report(f"between: {batch.shape()}: measured {measured[batch] * 1e3:.3f} ms, predicted {errors[batch]:+.1%}")

@@ -27,8 +27,8 @@ WARM_UP_SECONDS = 0.1
 of the distance, also when decodes follow prompts. Timed iterations are thus near the steady state."""
 
 LIGHT_ROWS, SETTLED_SECONDS = 16, 1.2
-"""More rows without prompts draw all the power, too. When such iterations or prompts begin after lighter ones, the clock of an H200 is first
-too high, and from 0.5 to 1.1 s on below its steady state."""
+"""Iterations with more rows draw all the power without prompts, too. When such iterations or prompts begin after lighter ones, the clock of an
+H200 is first too high, and from 0.5 to 1.1 s below its steady state."""
 
 LEAST_SECONDS, LEAST_REPEATS = 0.02, 3
 """Least duration and number of repetitions of an iteration."""
@@ -209,7 +209,7 @@ class Laboratory:
 
 
 def _is_hot(batch: Batch) -> bool:
-    """Returns whether such iterations draw all the power that the GPU is allowed."""
+    """Returns whether iterations of this batch draw all the power that the GPU is allowed."""
     return bool(batch.chunks) or sum(batch.num_tokens) > LIGHT_ROWS
 
 

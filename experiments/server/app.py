@@ -18,7 +18,7 @@ from experiments.server.door import Door
 
 
 class Http(HttpToolsProtocol):
-    """Tells each request of a connection that its client has left. uvicorn tells the newest, which may wait behind the one that is answered."""
+    """Tells each request of a connection that its client has left. uvicorn tells only the newest, which may wait behind the one being answered."""
 
     open: tuple[RequestResponseCycle, ...] = ()
 

@@ -1,6 +1,6 @@
-"""Replaces functions of Hydra and OmegaConf by faster ones that give the same.
+"""Replaces functions of Hydra and OmegaConf with faster ones that return the same.
 
-Options of groups that were not composed before then take half the time, and `--help` half the time of the command.
+This halves the time of `--help`, and of composing options from groups that were not composed before.
 """
 
 import pickle

@@ -131,7 +131,7 @@ def log_unused(overrides: Iterable[str], unused: Collection[str], log: Callable[
 
 
 def log_unread(runs: Sequence[Composed]) -> None:
-    """Prints a line for each key of a sweep's command line that no section of some runs refers to, with their policies.
+    """Prints a line for each key of a sweep's command line that some policies do not read, with these policies.
 
     A policy whose argument equals the key's value, as `budget=512` beside `chunk=512`, is not among them.
     """

@@ -235,7 +235,7 @@ def matching(patterns: Iterable[str], runs: pd.DataFrame) -> list[str]:
 
 
 def _equal_texts(groups: Iterable[tuple[str, pd.DataFrame]], cells: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yields the names of rows that are equal in every figure, such as those of a setting without effect, and of rows that are so as shown.
+    """Yields a line with the rows that are equal in every figure, such as those of a setting without effect, and one with those equal in all shown.
 
     cells: of each group's row.
     """

@@ -1,4 +1,4 @@
-"""What is remembered of sessions: of the latest ones only, as a server sees new ones without end."""
+"""Bounded memory of sessions, as a server sees new ones without end."""
 
 from typing import TypeVar
 
@@ -9,7 +9,7 @@ MOST = 100_000
 
 
 class Latest(dict[K, V]):
-    """The entries that were set last, the oldest first; at most `MOST`."""
+    """Keeps the `MOST` entries set last, oldest first."""
 
     def __setitem__(self, key: K, value: V) -> None:
         self.pop(key, None)

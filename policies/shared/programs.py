@@ -26,7 +26,7 @@ class OpenPrograms:
         self._over = Latest[Hashable, None]()  # sessions whose last request has ended
 
     def arrive(self, request: Request) -> bool:
-        """Notes that a request has arrived; returns False if it had before. Inside vLLM, one that is not admitted as planned arrives again."""
+        """Notes that a request has arrived; returns False if it had before: inside vLLM a request that is not admitted as planned arrives again."""
         requests = self._open[program_of(request)]
         is_new = request not in requests
         requests.add(request)

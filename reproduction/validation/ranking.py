@@ -3,8 +3,8 @@
     python -m reproduction.validation ranking
 
 It needs no GPU: measured and simulated figures are those of the files in `measured`. Three tables: pairs of policies at equal load, by how far
-apart they were measured; the same pairs by figure; pairs that differ in load, too. Then, of the pairs with arrivals, the errors of the simulated
-ratio, in every figure. A pair is decided if it differs by more than the noise: the
+apart they were measured; the same pairs by figure; pairs that differ in load, too. Then the errors of the simulated ratio in every figure,
+of the pairs with arrivals. A pair is decided if it differs by more than the noise: the
 largest difference between repeats of one setting, by the same card or another. Without repeats the noise is unknown, and no pair is decided.
 Simulation names a winner if it stays the winner when all iteration times of either run change by up to 1%. The regret is the measured figure of the
 setting that simulation prefers over the better one's, minus 1; it counts undecided pairs, too.

@@ -134,7 +134,7 @@ def test_a_pause_of_the_host_leaves_the_median_of_a_long_iteration() -> None:
 
 
 def test_many_decodes_are_timed_in_the_steady_state_of_the_clock() -> None:
-    """After few decodes many are 4% faster for 0.2 s, and 4% slower from 0.5 to 1.1 s on: the power is limited on average. Few are slow right after many."""
+    """After few decodes many are 4% faster for 0.2 s, and 4% slower from 0.5 to 1.1 s: the power is limited on average. Few are slow right after many."""
 
     class Limited(Clockwork):
         began, last = 0.0, -1.0  # of many decodes
