@@ -201,6 +201,7 @@ def random_threads(seed: int) -> LiveCluster:
     return cluster
 
 
+@pytest.mark.long
 def test_any_order_of_threads_keeps_tokens_and_blocks() -> None:
     transfers, reasons = [], []
     for seed in range(40):

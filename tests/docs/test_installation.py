@@ -169,6 +169,7 @@ def test_simulation_needs_no_extra(base: str, installed: Path, tmp_path: Path) -
         assert text == f'error: {package} is not installed; run pip install "cbatch[{extra}"\n'
 
 
+@pytest.mark.long
 def test_every_file_of_settings_and_data_is_installed(installed: Path) -> None:
     files = {path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.*")}
     files |= {
