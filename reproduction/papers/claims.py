@@ -155,7 +155,7 @@ def read_claims(figure: str = "") -> list[Claim]:
     entries = (
         {"source": path.stem, **entry}
         for path in sorted(FOLDER.glob("*.yaml"))
-        for entry in yaml.safe_load(path.read_text())
+        for entry in yaml.load(path.read_text(), yaml.CSafeLoader)  # in 30 ms, safe_load in 220
     )
     return [Claim(**entry) for entry in entries if figure in ("", entry["figure"])]
 
