@@ -16,7 +16,7 @@ class CheckedRouter:
 
     def __init__(self, router: Router, view: ClusterView, can_move: bool) -> None:
         """can_move: whether a request can leave the replica to which it was sent."""
-        self._router, self._view, self._can_move = router, view, can_move
+        self._router, self._name, self._view, self._can_move = router, name_of(router), view, can_move
         self._on_end = getattr(router, "on_end", None)
 
     def look(self, now: float) -> ClusterView:
@@ -52,7 +52,7 @@ class CheckedRouter:
         return chosen.decode if isinstance(chosen, Route) else chosen
 
     def _where(self, request: Request) -> str:
-        return f"router {name_of(self._router)}, request {request.id}"
+        return f"router {self._name}, request {request.id}"
 
     def _check(self, chosen: Any, part: Any, shown: Request, stage: Role) -> int:
         """Returns the index of a replica that can take the request; raises PolicyError if the router chose none."""

@@ -28,13 +28,13 @@ class Hooked:
     """Base class of replays: calls a policy's hooks, and knows the recorded end of each iteration."""
 
     def __init__(self, recorded: Recorded, policy: Policy) -> None:
-        self._policy, self._iterations = policy, recorded.iterations
+        self._policy, self._where, self._iterations = policy, f"policy {name_of(policy)}", recorded.iterations
         self._ends = {event.record.iteration: event for event in recorded.events if isinstance(event, StepEnd)}
         hooks = (optional_method(policy, name) for name in HOOKS)
         self._on_arrival, self._on_tokens, self._on_step, self._on_finish = hooks
 
     def _tell(self, method: Callable[[Any], Any], argument: object) -> None:
-        call(f"policy {name_of(self._policy)}", method, argument)
+        call(self._where, method, argument)
 
 
 class CachedReplay(Hooked):
