@@ -12,6 +12,7 @@ import pytest
 from apart import check_empty
 from fuzz_policy import FuzzPolicy
 from schedules import UnitCost
+from test_live_cluster import connected
 from test_routes import Across
 from tiny_models import LLAMA, LONGEST_OUTPUT, greedy_references, make_executor
 
@@ -20,10 +21,8 @@ from cbatch.arrivals import Listed
 from cbatch.cluster import LiveCluster, Moves, Role, RoundRobin, Router
 from cbatch.cluster.live import _Replica
 from cbatch.cluster.live_transfers import Prefilled
-from cbatch.cluster.transfers import Copier
 from cbatch.host import advance
 from cbatch.moves import Room
-from cbatch.runtime.transfers import HostCopy, copy_blocks
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.stall import Patience
 from policies.chunking import Fixed
@@ -33,10 +32,6 @@ from policies.sarathi_serve import SarathiServe
 
 LIMITS = Limits(max_batch=3, max_tokens=64, max_request_tokens=64)
 SIZE = 4
-
-
-def connect(sender: Any, receiver: Any) -> Copier:
-    return lambda pairs: HostCopy(partial(copy_blocks, sender.caches, receiver.caches, pairs), receiver.follow)
 
 
 def live_cluster(
@@ -51,7 +46,7 @@ def live_cluster(
         for policy, size in zip(policies, sizes, strict=True)
     ]  # fmt: skip
     seconds = PiecewiseLinear((1.0,), (0.0,))
-    given = Moves(SIZE * LLAMA.kv_bytes_per_token, seconds, connect=connect, **moves)
+    given = Moves(SIZE * LLAMA.kv_bytes_per_token, seconds, connect=connected, **moves)
     return LiveCluster(engines, router, roles=roles, moves=given)
 
 
