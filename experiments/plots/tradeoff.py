@@ -49,6 +49,8 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
         points = across[label], up[label]
         xerr, yerr = (
             [at["mean"] - at["low"].clip(lower=0), at["high"].clip(upper=top) - at["mean"]]
+            if (at["low"] < at["high"]).any()
+            else None  # the legend shows bars where there are any
             for at, top in zip(points, most, strict=True)
         )
         style = {**line_style(place), "label": label, "capsize": 2, "elinewidth": 0.8, "clip_on": False}

@@ -93,6 +93,7 @@ def test_a_line_joins_the_points_of_a_policy_in_the_order_of_the_swept_number(tm
     assert [*drawn["a = b"].get_xdata()] == [2, 3, 5] and [*drawn["c(size=2)"].get_xdata()] == [3, 3.5, 4]  # type: ignore[union-attr]
     assert drawn["a = b"].get_linestyle() == "-", "joined"  # type: ignore[union-attr]
     assert "lines join rate of arrivals, as set [1/s]: 4, 8, 16" in str(panel.figure.get_label())
+    assert not any(part.has_xerr or part.has_yerr for part in panel.containers)  # type: ignore[attr-defined]
     assert panel.get_xlim()[0] == 0 and panel.get_ylim() == pytest.approx((57.6, 92.4)), "of 60 to 90%, all above half"
     for policy, chunk, share in (("orca", None, 0.9), ("sarathi", 128, 0.8), ("sarathi", 256, 0.7)):
         keys = {"policy": {"_target_": policy} | ({"chunking": {"chunk": chunk}} if chunk else {})}
