@@ -59,7 +59,9 @@ def _measured(path: str) -> float:
     try:
         return float(json.loads(Path(path).read_text())["capacity"]["requests_per_second"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        problem = f"autoscale.capacity={path}: has no capacity ({type(error).__name__}: {error})"
+        missing = isinstance(error, FileNotFoundError)
+        problem = "no such file" if missing else f"has no capacity ({type(error).__name__}: {error})"
+        problem = f"autoscale.capacity={path}: {problem}"
         raise ConfigError(
             f"{problem}; give requests per second, or the capacity.json of experiments.capacity"
         ) from error

@@ -149,6 +149,11 @@ def test_arrivals_over_capacity_round_up(tmp_path: Path) -> None:
         ConfigError, match=r"autoscale.capacity=.*capacity.json: has no capacity \(KeyError: 'capacity'\)"
     ):
         Arrivals(str(path))
+    path.unlink()
+    with pytest.raises(
+        ConfigError, match=r"capacity.json: no such file; give requests per second, or the capacity.json"
+    ):
+        Arrivals(str(path))
 
 
 def test_a_request_needs_a_prefiller_and_a_decoder() -> None:
