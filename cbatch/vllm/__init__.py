@@ -5,7 +5,13 @@
 reads the policy from the CBATCH variable; `make_scheduler` takes a policy object.
 """
 
-from cbatch.vllm.scheduler import make_scheduler
-from cbatch.vllm.settings import Adapter, Counts
+try:
+    from cbatch.vllm.scheduler import make_scheduler
+    from cbatch.vllm.settings import Adapter, Counts
+except ModuleNotFoundError as error:
+    if error.name != "vllm":
+        raise
+    problem = "cbatch.vllm: vLLM is not installed; pip install vllm, in a version of docs/vllm.md"
+    raise ModuleNotFoundError(problem, name="vllm") from None
 
 __all__ = ["Adapter", "Counts", "make_scheduler"]

@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,9 @@ def test_no_policy_reads_the_true_length_of_an_output_but_predictors_that_stand_
     sources = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "policies").rglob("*.py")}
     readers = {name for name, text in sources.items() if re.search(r"spec_of|true_new_tokens|_spec\b", text)}
     assert readers == {"predictors.py"}
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
+def test_the_vllm_adapter_without_vllm_names_the_package_to_install() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"vLLM is not installed; pip install vllm"):
+        import_module("experiments.vllm")
