@@ -393,6 +393,10 @@ def test_a_draft_counts_if_its_predecessors_were_accepted() -> None:
         ("drafter=glm_mtp drafting=fractions.Fraction", "not a drafting; subclass policies.drafting.DraftingRule"),
         ("draftng=fixed", "draftng: no such key; did you mean drafting?"),
         ("drafter=glm_mtp backend=cpu model=tiny", "drafter=glm_mtp: its drafts are no tokens"),
+        (
+            "drafter=ngram",
+            "or drafter=survivals drafter.survivals=[...] drafter.layers=0 for drafts that take no time of their own",
+        ),
         ("drafter=model", "drafter=model: give drafter.path=FOLDER, a checkpoint, or drafter.model=NAME"),
         ("drafter=model drafter.path=/nowhere", "drafter.path=/nowhere is not a folder; give a checkpoint's folder"),
         ("drafter=model drafter.model=lama", "drafter.model=lama: no such model; did you mean llama-13b?"),
