@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -57,9 +57,19 @@ def balance(run: Gathered, window: Window, num_replicas: int) -> Figures:
     if not run.lives:
         return spread
     mean = float(paid_shares(run.lives, window, num_replicas).sum())
-    changes = sorted((at, by) for life in run.lives for at, by in ((life.asked, 1), (life.closed, -1)))
-    most = int(np.cumsum([by for _, by in changes]).max())
-    return {**spread, "seconds": mean * window.seconds, "mean": mean, "most": most, "lives": len(run.lives)}
+    return {
+        **spread,
+        "seconds": mean * window.seconds,
+        "mean": mean,
+        "most": most_paid(run.lives),
+        "lives": len(run.lives),
+    }
+
+
+def most_paid(lives: Iterable[Life]) -> int:
+    """Returns the most replicas that are paid at a time."""
+    changes = sorted((at, by) for life in lives for at, by in ((life.asked, 1), (life.closed, -1)))
+    return int(np.cumsum([by for _, by in changes]).max(initial=0))
 
 
 def rows_of(run: Gathered, prices: Sequence[float] | None, num_replicas: int) -> Iterator[tuple[object, ...]]:

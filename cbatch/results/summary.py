@@ -13,7 +13,7 @@ from cbatch.results import metrics
 from cbatch.results.attainment import attainment, goodput
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Entry, Figures, Floats, Objectives, Served, StepColumns, Window, statistics
-from cbatch.results.replicas import balance, cost, paid_shares, transfers_of
+from cbatch.results.replicas import balance, cost, most_paid, paid_shares, transfers_of
 from cbatch.results.service import fairness, service_of
 from cbatch.results.sessions import session_figures
 from cbatch.results.utilisation import Machines, energy, energy_figures, measured_energy, utilisation
@@ -74,7 +74,10 @@ def summarize(
     sessions = session_figures(ended, requests, ends, window.seconds, num_warming, cached_by)
     throughput, offered = _throughput(requests, window, num_counted), offered_rate(ended)
     present = paid_shares(run.lives, window, num_replicas)
-    paid, generated = None if prices is None else np.array(prices) * present, throughput["decode_tokens_per_second"]
+    paid = None if prices is None else np.array(prices) * present
+    generated = int(
+        steps["num_sampled"][window.holds(steps["received_at"])].sum()
+    )  # also of requests that were cancelled
     joules, limited = None if readings is None else measured_energy(readings, window), dict[str, float]()
     if machines and machines.watts is not None:
         joules, share = energy(machines, steps, window, present)
@@ -100,7 +103,7 @@ def summarize(
         **({} if joules is None else {"energy": energy_figures(joules, window, generated) | limited}),
         **({} if num_replicas == 1 else {"replicas": balance(run, window, num_replicas)}),
         **({"transfers": transfers_of(run, window)} if run.transfers else {}),
-        **({"pools": _pools(run, window, paid)} if run.pools else {}),
+        **({"pools": _pools(run, window, paid, present)} if run.pools else {}),
     }
 
 
@@ -117,14 +120,15 @@ def _latencies(requests: Served, window: Window) -> Figures:
     }
 
 
-def _pools(run: Gathered, window: Window, paid: Floats | None) -> dict[str, dict[str, Any]]:
+def _pools(run: Gathered, window: Window, paid: Floats | None, present: Floats) -> dict[str, dict[str, Any]]:
     """Returns what each pool served and computed in the whole run, its replicas together, and the latencies and the cost of the window.
 
-    paid: mean dollars per hour of each replica.
+    paid: mean dollars per hour of each replica. present: see `utilisation`.
     """
     return {
         pool: {
             "replicas": run.pools.count(pool),
+            **(_scaled(run, pool, present) if run.lives else {}),
             "requests": len(part.ended),
             "output_tokens": sum(request.num_output_tokens for request in part.ended),
             "prefill_tokens": int(part.steps["num_prefill_tokens"].sum()),
@@ -134,6 +138,11 @@ def _pools(run: Gathered, window: Window, paid: Floats | None) -> dict[str, dict
         }
         for pool, part in run.of_pool.items()
     }
+
+
+def _scaled(run: Gathered, pool: str, present: Floats) -> Figures:
+    most = most_paid(life for life in run.lives if run.pools[life.replica] == pool)
+    return {"mean_replicas": float(present[np.array(run.pools) == pool].sum()), "most_replicas": most}
 
 
 def _cost_of_pool(run: Gathered, pool: str, window: Window, paid: Floats, num_counted: int) -> Figures:

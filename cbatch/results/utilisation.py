@@ -207,10 +207,10 @@ def measured_energy(readings: Floats, window: Window) -> float:
     return sum(float(np.diff(np.interp([window.start, window.end], times, joules))[0]) for joules in gpus)
 
 
-def energy_figures(joules: float, window: Window, tokens_per_second: float) -> dict[str, float]:
-    """Returns the joules, the mean watts, and the joules per generated token."""
+def energy_figures(joules: float, window: Window, generated: int) -> dict[str, float]:
+    """Returns the joules, the mean watts, and the joules per token. generated: tokens of the window."""
     watts = joules / (window.seconds or np.nan)
-    return {"joules": joules, "watts": watts, "joules_per_token": watts / (tokens_per_second or np.nan)}
+    return {"joules": joules, "watts": watts, "joules_per_token": joules / (generated or np.nan)}
 
 
 def device_seconds(steps: StepColumns, replica: NDArray[np.int64]) -> Floats:

@@ -149,7 +149,10 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         setup = summary["about"]["pools"][pool]
         each = f"{setup['policy']}, batch {setup['limits']['batch']}, {setup['hardware']}"
         price = f"; {_price_text(figures['cost'])}" if "cost" in figures else ""
-        yield f"pool {pool}", f"{served} by {count_text(figures['replicas'], 'replica')}: {each}{price}"
+        by = count_text(figures["replicas"], "replica")
+        if "most_replicas" in figures:
+            by = f"at most {figures['most_replicas']} of {by}, {number(figures['mean_replicas'])} on average"
+        yield f"pool {pool}", f"{served} by {by}: {each}{price}"
     if balance := summary.get("replicas"):
         least, most = balance["least_requests"], balance["most_requests"]
         paid = ""

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import inf
@@ -22,6 +23,7 @@ from cbatch import Limits, Request
 from cbatch.arrivals import Listed
 from cbatch.cluster import Cluster, ClusterView, LeastLoaded, LiveCluster, Phase, Scaling
 from cbatch.errors import ConfigError, PolicyError
+from experiments.api import simulate
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
 from experiments.store.tables import read_replicas, read_requests
@@ -221,6 +223,27 @@ class Square:
     def wanted(self, view):
         return self.most if view.now // 60 % 2 else 1
 """
+
+
+class TwoSmall:
+    """A large replica, and a small one beside which there is a second from 10 to 20 s."""
+
+    def wanted(self, view: ClusterView) -> dict[str, int]:
+        return {"large": 1, "small": 1 + (10 <= view.now < 20)}
+
+
+def test_a_pool_says_how_many_of_its_replicas_ran() -> None:
+    """Of three small replicas one always, the second paid for about 10 s."""
+    pools = {"large": {"batch": 64}, "small": {"replicas": 3}}
+    scaling = {"tick": 10, "start_seconds": 0, "down_after": 0}
+    run = simulate("orca", "open_loop", requests=200, rate=4, pools=pools, autoscale=TwoSmall(), scaling=scaling)
+    figures, whole = run.summary["pools"], run.summary["replicas"]
+    paid = {name: (pool["replicas"], pool["most_replicas"]) for name, pool in figures.items()}
+    assert paid == {"large": (1, 1), "small": (3, 2)} and whole["most"] == 3
+    small = figures["small"]["mean_replicas"]
+    assert 10 <= (small - 1) * run.summary["run"]["counted_seconds"] < 14
+    assert figures["large"]["mean_replicas"] + small == pytest.approx(whole["mean"])
+    assert re.search(rf"pool small .* by at most 2 of 3 replicas, {small:.3g} on average: ", str(run))
 
 
 @pytest.mark.long

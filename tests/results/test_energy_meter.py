@@ -22,11 +22,11 @@ from experiments.settings.backends import Cpu
 
 
 def test_energy_is_read_between_readings_by_hand() -> None:
-    """From 0.5 to 2 s: the first GPU goes from 250 to 700 J, the second from 25 to 150 J; 10 tokens per second are 15."""
+    """From 0.5 to 2 s: the first GPU goes from 250 to 700 J, the second from 25 to 150 J; of 15 tokens."""
     readings = np.array([(0.0, 100.0, 0.0), (1.0, 400.0, 50.0), (3.0, 1000.0, 250.0)])
     joules = measured_energy(readings, window := Window(0.5, 2.0))
     assert joules == pytest.approx(450 + 125)
-    figures = energy_figures(joules, window, tokens_per_second=10.0)
+    figures = energy_figures(joules, window, generated=15)
     assert figures == pytest.approx({"joules": 575, "watts": 575 / 1.5, "joules_per_token": 575 / 15})
 
 

@@ -63,7 +63,10 @@ def test_a_request_whose_client_has_left_is_missed_and_in_no_latency() -> None:
     engine = make_engine(PrefillFirst(), LIMITS)
     slo = SLO(total=10.0)
     engine.submit([Request(0, 4, 3, slo=slo), Request(1, 5, 9, slo=slo, timeout=2.5)])
-    found = summarize(engine.run(), num_blocks=100, max_batch=4)
+    record = engine.run()
+    found = summarize(record, num_blocks=100, max_batch=4, readings=np.array([(0.0, 0.0), (3.0, 300.0)]))
+    each = [request.num_output_tokens for request in record.requests]
+    assert each == [3, 3] and found["energy"]["joules_per_token"] == 300 / 6, "its tokens took energy, too"
     run = {"requests": 2, "rejected_requests": 0, "cancelled_requests": 1, "counted_requests": 1}
     assert run.items() <= found["run"].items()
     assert found["ttft_seconds"]["mean"] == found["tbt_seconds"]["p99"] == 1.0
