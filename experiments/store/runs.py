@@ -191,12 +191,14 @@ def run_table(
     """Returns a table of runs, followed by the omitted runs and the origin of the times.
 
     Runs with the same label, such as runs with several seeds, share a row with means and their 95% intervals. In plain text, shares and counts
-    of events that are 0 in all of several rows stand below the table, which is wide.
+    of events that are 0 in all of several rows stand below the table, which is wide. Runs with transfers show the longest gap between tokens.
 
     Args:
         runs: a frame of `read_runs`.
         columns: figures by key or pattern; figures that no run has are left out.
     """
+    if "transfers.number" in runs and "longest_gap_seconds.p99" not in columns:
+        columns = (*columns, "longest_gap_seconds.p99")  # a wait at a decoder is neither in TTFT nor in a P99 of TBT
     shown = matching(columns, runs)
     groups = [(str(label), rows) for label, rows in runs.groupby("label", sort=False)]
     is_wide = tablefmt == "simple" and len(groups) > 1

@@ -13,6 +13,7 @@ from cbatch.results.metrics import Objectives
 from experiments import plot
 from experiments.compare import read_replications, report
 from experiments.plots import curves, latency_cdf
+from experiments.report.headings import COLUMNS, MORE_COLUMNS
 from experiments.report.intervals import few_text, mean_of
 from experiments.settings.overrides import with_seeds
 from experiments.store.runs import ONE_REPLICATION, Omitted, frame_of, run_table
@@ -83,6 +84,16 @@ def test_each_figure_stands_under_its_name() -> None:
     head, row, _ = cells(run_table(runs(summary(regret=regret))))[:3]
     columns = ("latency / bound", "makespan / bound", "violations over bound")
     assert [dict(zip(head, row, strict=True))[name] for name in columns] == ["1.5", "1.25", "3"]
+
+
+def test_runs_with_transfers_show_the_longest_gap() -> None:
+    """It has the wait at a decoder. Tables that have the column anyway get no second one."""
+    gaps, sent = {"p99": 2.5}, {"number": 3}
+    table = runs(summary(transfers=sent, longest_gap_seconds=gaps), summary("b", longest_gap_seconds=gaps))
+    head, first, *_ = cells(run_table(table))
+    assert dict(zip(head, first, strict=False))["longest gap p99 [ms]"] == "2,500"
+    assert "longest gap" not in run_table(table[1:].dropna(axis="columns", how="all"))
+    assert run_table(table, columns=[*COLUMNS, *MORE_COLUMNS]).count("longest gap p99") == 1
 
 
 def test_figures_that_are_0_in_all_rows_stand_below_the_table() -> None:
