@@ -18,7 +18,7 @@ from tiny_models import LLAMA, LONGEST_OUTPUT, greedy_references, make_executor
 
 from cbatch import Engine, FinishReason, KVSize, Limits, Policy, Request, Server
 from cbatch.arrivals import Listed
-from cbatch.cluster import LiveCluster, Moves, Role, RoundRobin, Router
+from cbatch.cluster import ClusterView, LiveCluster, Moves, Role, RoundRobin, Route, Router
 from cbatch.cluster.live import _Replica
 from cbatch.cluster.live_transfers import Prefilled
 from cbatch.host import advance
@@ -79,6 +79,12 @@ class WithClients(_Replica):
     def ended(self, request: Request) -> None:
         super().ended(request)
         del self.live[request.id]
+
+
+class SomeStay(Across):
+    def choose(self, request: Request, view: ClusterView) -> Route:
+        prefiller, decoder, _ = super().choose(request, view)
+        return Route(prefiller, prefiller if request.id % 3 == 2 else decoder)
 
 
 class ByHand:
@@ -165,7 +171,7 @@ class Threads:
 def random_threads(seed: int) -> LiveCluster:
     draw, references = random.Random(seed), greedy_references(LLAMA)
     across = draw.random() < 0.3
-    push, router = draw.random() < 0.6, Across() if across else RoundRobin()
+    push, router = draw.random() < 0.6, SomeStay() if across else RoundRobin()
     roles = [Role.PREFILL] * draw.randint(1, 2) + [Role.DECODE] * draw.randint(1, 2)
     roles = [Role.BOTH] * 2 if across else roles
     layers = LLAMA.num_layers if push and draw.random() < 0.5 else 1
