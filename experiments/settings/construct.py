@@ -124,7 +124,11 @@ def check_argument(key: str, target: str, remedy: str = "") -> None:
     if not takes(parameters, name):
         if path == "backend" and not parameters:
             raise ConfigError(f"{key}: backend=auto has no {name}; give backend=sim, cpu or cuda")
-        known = nearest(name, parameters) if parameters else f"it takes none; choose another option with {path}=NAME"
+        lifted = (
+            {"chunk": None} if path == "policy" and "chunking" in parameters else {}
+        )  # see `compose`: given to `chunking`
+        known = f"it takes none; choose another option with {path}=NAME"
+        known = nearest(name, {**parameters, **lifted}) if parameters else known
         raise ConfigError(f"{key}: {target} takes no such argument; {known}{remedy}")
 
 

@@ -185,6 +185,8 @@ def test_a_chunk_that_a_policy_does_not_follow_is_its_own_argument(
     assert (made.chunk, made.policy.section) == (128, {"_target_": "owner.Own", "chunk": 7, "size": 128})
     with pytest.raises(ConfigError, match=r"^policy\.chunk: policies\.orca\.Orca takes no such argument"):
         compose_run("policy=orca(chunk=64)")
+    with pytest.raises(ConfigError, match=r"^policy\.chunks: .*; did you mean chunk\? known: chunk, chunking$"):
+        compose_run("policy=sarathi_serve(chunks=256)")
 
 
 def test_an_identity_holds_what_a_run_depends_on() -> None:
