@@ -84,7 +84,7 @@ def draw(
     With several seeds, the line is the mean, and a band its 95% interval, as in tables; with more than three lines error bars, since
     bands merge. The interval of a ratio is that of `experiments.compare`; runs that cannot be paired by seed have none. If a figure
     from a pattern is equal in all runs, it is printed below instead. An axis of values over a factor of eight in growing steps, such
-    as 4, 32 and 128, is logarithmic. Equal lines are drawn once, as `first = second`. A policy without the argument x is drawn as a level
+    as 4, 32 and 128, is logarithmic. Equal lines are drawn once, as `first = second`. A policy or run without the setting x is drawn as a level
     line without markers, an eviction that reads the future as a grey, dashed line. If the values of x are names, bars are drawn.
 
     Raises ConfigError for no finished runs, fewer than two values of x, too many series, or an unknown figure or baseline.
@@ -113,7 +113,8 @@ def draw(
         raise ConfigError(f"{folder}: no run has {' or '.join(y)}; docs/metrics.md says which runs have which figures")
     reads = (frame.get("eviction", pd.Series("", frame.index)) == "belady") & (x != "eviction")
     labels = frame["label"].where(~reads, frame["label"] + FUTURE)
-    level = frame[x].isna() if is_argument(x) else False
+    level = series.lacking(frame, x)
+    labels = labels if is_argument(x) else labels.where(~level, labels + f", without {x}")
     frame = frame.assign(of=frame["workload"].str.partition("(")[0], label=labels, level=level)
     frame[["served", "replication"]] = with_replications(frame.assign(source=""))[["served", "replication"]]
     frame["requests"] = list(zip(frame["served"], frame["replication"], strict=True))
@@ -155,7 +156,9 @@ def draw(
         panel.set_title(of if frame["of"].nunique() > 1 else "")
     handles = next(filter(None, (panel.get_legend_handles_labels()[0] for panel in panels)), [])
     below = _notes(frame, x, keys, equal, unread)
-    add_title(figure, shown, frame["heading"].iloc[0], handles, series.describe_points(frame, x), below, look)
+    judged = any(key.startswith(("attainment.", "goodput.")) for key in keys)
+    note = [series.describe_objectives(shown) * judged, series.describe_points(frame, x)]
+    add_title(figure, shown, frame["heading"].iloc[0], handles, "; ".join(filter(None, note)), below, look)
     return figure
 
 
@@ -170,7 +173,9 @@ def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
     for _, rows in runs.groupby("of") if x != "rate" else ():
         if key := next((key for key in axis.keys if key in rows and rows[key].nunique() > 1), None):
             numbers = pd.to_numeric(rows[key], errors="coerce")
-            places[rows.index] = rows[key].map([*axis.categories].index) if axis.categories else numbers
+            places[rows.index] = (
+                rows[key].map([*axis.categories].index, na_action="ignore") if axis.categories else numbers
+            )
     if places.isna().all() and x == "rate":
         problem = "requests arrive together, without a rate, or an earlier version served them"
         raise ConfigError(f"x={x}: {problem}; give a setting that has, or draw `table`")

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Hashable, Iterable
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -13,10 +14,13 @@ from cbatch.validation import check_known
 from experiments.plots.style import MOST_SERIES, PLAIN, Look, visible
 from experiments.report.headings import heading_of
 from experiments.report.intervals import compare, mean_of
-from experiments.report.labels import label_runs, whole_key
+from experiments.report.labels import is_argument, label_runs, whole_key
 from experiments.report.text import count_text, figures_text
 from experiments.store.runs import Omitted, print_omitted, select_runs
 
+_OBJECTIVES = {"ttft": "TTFT", "tbt": "every gap", "tpot": "TPOT"} | dict.fromkeys(
+    ("total", "end_to_end"), "end to end"
+)
 _POINT = ["label", "x", "mean", "low", "high"]
 
 
@@ -110,6 +114,29 @@ def points_of(runs: pd.DataFrame, x: str, key: str) -> pd.DataFrame:
         values = mean.mean, mean.mean - mean.half, mean.mean + mean.half
         rows.append((label, place, *(heading.factor * value for value in values)))
     return pd.DataFrame(rows, columns=_POINT)
+
+
+def lacking(runs: pd.DataFrame, x: str) -> "pd.Series[bool]":
+    """Returns which runs have no setting x, so that they are level lines. Settings of the workload change the requests: False."""
+    if x not in runs or x.startswith("workload."):
+        return pd.Series(False, runs.index)
+    names = [summary["about"]["identity"] for summary in runs["summary"]]
+    absent = [not any(f".{key}".endswith(f".{x}") for key in identity) for identity in names]
+    return runs[x].isna() & (is_argument(x) | pd.Series(absent, runs.index))
+
+
+def describe_objectives(runs: pd.DataFrame) -> str:
+    """Returns the objectives that all runs share, as in `TTFT 0.5 s, every gap 0.05 s`; of tiers after their names."""
+    texts, own = dict[str, str](), r"workload\.(?:tiers\.(.+)\.)?slo\.(\w+)"
+    for pattern, key in product((own, r"metrics\.()objectives\.(\w+)"), map(str, runs)):
+        found = (
+            None if texts and pattern != own else re.fullmatch(pattern, key)
+        )  # those of metrics if requests have none
+        if found and found[2] in _OBJECTIVES and runs[key].notna().all() and runs[key].nunique() == 1:
+            before = texts.get(tier := found[1] or "", f"{tier} " * bool(tier))
+            text = f"{_OBJECTIVES[found[2]]} {runs[key].iloc[0]:g} s"
+            texts[tier] = f"{before}, {text}" if tier in texts else f"{before}{text}"
+    return "; ".join(texts.values())
 
 
 def ratios_of(runs: pd.DataFrame, x: str, key: str, over: str) -> pd.DataFrame:

@@ -24,6 +24,7 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
     """Draws a point for each label, such as the SLO share that an autoscaler attains against the replica-seconds that it pays.
 
     If policies and one number, such as a rate or a chunk, are swept, a line joins each label's points in the order of the number, which labels leave out.
+    If several numbers are swept, it is the only one beside the arguments of policies.
     Labels with equal points are drawn once, as `first = second`.
 
     Raises ConfigError if there are no runs that have both figures, or too many labels.
@@ -69,16 +70,25 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
 
 
 def _swept_number(runs: pd.DataFrame) -> str:
-    """Returns the key of the only number that varies between runs of a policy, or an empty text. Seeds and arguments of other objects do not count."""
+    """Returns the key of the only number that varies between runs of a policy, or an empty text. Seeds and arguments of other objects do not count.
+
+    If several vary, it is the only one between runs of a policy with equal arguments.
+    """
     texts = settings_of(runs).assign(chunk=runs.get("chunk"))
-    policies = runs["policy"].str.partition("(")[0]
+    found = _numbers_within(texts, runs["policy"].str.partition("(")[0])
+    found = found if len(found) < 2 else _numbers_within(texts, runs["policy"])
+    return found[0] if len(found) == 1 else ""
+
+
+def _numbers_within(texts: pd.DataFrame, policies: "pd.Series[str]") -> list[str]:
+    """Returns the keys of the numbers that vary between runs of a policy."""
     varying = [key for key in map(str, texts) if texts[key].groupby(policies).nunique().max() > 1]
     numbers = texts[varying].apply(pd.to_numeric, errors="coerce")
     found = [key for key in varying if numbers[key].notna().equals(texts[key].notna()) and not is_seed(key)]
     found = [key for key in found if not key.startswith(_OBJECTS)]
     if "chunk" in found:  # with the arguments that follow it
         found = [key for key in found if key == "chunk" or not numbers[key].equals(numbers["chunk"])]
-    return found[0] if len(found) == 1 else ""
+    return found
 
 
 def _ends(points: pd.DataFrame, top: float) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """`experiments.plot`: what is on the axes is what is in the results; each plot is drawn and written."""
 
 import math
+import re
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
@@ -175,6 +176,21 @@ def test_a_policy_that_does_not_read_x_is_a_level_line_without_markers(tmp_path:
         assert f"orca: independent of {key}, drawn as a level line" in figure.get_supxlabel()
 
 
+def test_a_run_without_the_setting_is_a_level_line_beside_those_with_it(tmp_path: Path) -> None:
+    """A layout without roles beside two ratios of prefillers to decoders, under one policy. A setting that is null is left out as before."""
+    pools = [{}, *({"pools": {"p": {"replicas": count}, "d": {"replicas": 4 - count}}} for count in (1, 3))]
+    for place, (each, batch) in enumerate(zip(pools, (None, 4, 8), strict=True)):
+        write_run(tmp_path / str(place), settings={"batch": batch, "backend": each}, speed=10.0 + place)
+    name = "prefill_first, without backend.pools.p.replicas"
+    for key in ("backend.pools.p.replicas", "p.replicas"):
+        figure = curves.draw(tmp_path, x=key, y=(SPEED,))
+        drawn = lines(figure.axes[0])
+        assert drawn.pop(name.replace("backend.pools.p.replicas", key)) == ([1, 3], [10, 10])
+        assert [*drawn.values()] == [([1, 3], [11, 12])]
+    [of_batch] = curves.draw(tmp_path, x="batch", y=(SPEED,)).axes
+    assert not any("without" in label for label in lines(of_batch)), "the first run's batch is the default"
+
+
 def test_evictions_are_labelled_by_what_varies_and_belady_is_a_reference(tmp_path: Path) -> None:
     for eviction, tokens in product(("belady", "lru"), (20000, 80000)):
         found = {"hit_share": tokens / 100000 - 0.1 * (eviction == "lru")}
@@ -317,17 +333,21 @@ def test_the_rate_on_the_axis_is_measured_whatever_the_setting_means(tmp_path: P
 
 
 def test_attainment_of_all_requests_and_of_each_tier(tmp_path: Path) -> None:
-    """The tier `rest` attains all in each run, which is stated below."""
+    """The tier `rest` attains all in each run, which is stated below. Requests have objectives, so those of `metrics` are none of theirs."""
+    slos = {"slo": {"ttft": 0.5, "tbt": 0.05, "total": None}, "tiers": {"rest": {"share": 0.5, "slo": {"total": 60}}}}
+    default = {"metrics": {"objectives": {"ttft": 3, "tpot": None}}}
     for rate, seed in product((1, 4), (0, 1)):
         tiers = {"gold": {"share": 1 / rate}, "rest": {"share": 1.0}}
         figures: dict[str, Any] = {"run": {"offered_requests_per_second": rate}}
         figures |= {"attainment": {"share": (0.9 + 0.1 * seed) / rate, "ttft_share": 0.5, "tiers": tiers}}
         write_run(
             tmp_path / f"{rate} {seed}",
-            settings={"seed": seed, "workload": {"arrivals": {"rate": rate}}},
+            settings={"seed": seed, "workload": {"arrivals": {"rate": rate}, **slos}, **default},
             figures=figures,
         )
     figure = curves.attainment(tmp_path, goal=0.8)
+    title = re.sub(r"\s+", " ", figure.legends[0].get_title().get_text())
+    assert "(TTFT 0.5 s, every gap 0.05 s; rest end to end 60 s; mean and 95% interval of 2 runs per point)" in title
     whole, gold = figure.axes
     assert lines(whole)["prefill_first"] == ([1, 4], pytest.approx([95, 95 / 4]))
     assert lines(gold)["prefill_first"] == ([1, 4], [100, 25])

@@ -1,6 +1,7 @@
 """The plots of replicas that come and go: counts by hand, and means with intervals in both directions."""
 
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,15 @@ def test_a_line_joins_the_points_of_a_policy_in_the_order_of_the_swept_number(tm
     drawn = {str(part.get_label()): part.lines[0] for part in panel.containers if isinstance(part, ErrorbarContainer)}
     assert {label: len(line.get_xdata()) for label, line in drawn.items()} == {"orca": 1, "sarathi": 2}  # type: ignore[union-attr]
     assert "lines join chunk [tokens]: 128, 256" in str(panel.figure.get_label())
+    for number, (policy, chunk, rate) in enumerate(product(("a", "b"), (256, 512), (8, 4))):
+        keys = {"policy": {"_target_": policy, "chunk": chunk}, "workload": {"arrivals": {"rate": rate}}}
+        figures = {"replicas": {"seconds": chunk + rate}, "goodput": {"attained_share": 1 / rate + chunk / 1e4}}
+        about = {"policy": f"{policy}(chunk={chunk})", "chunk": chunk}
+        figures["replicas"]["seconds"] += 1000.0 * (policy == "b")
+        write_run(tmp_path / "both" / str(number), about, keys, figures=figures)
+    (panel,) = tradeoff.draw(tmp_path / "both").axes
+    drawn = {str(part.get_label()): part.lines[0] for part in panel.containers if isinstance(part, ErrorbarContainer)}
+    along = {f"{policy}(chunk={chunk})": chunk + 1000 * (policy == "b") for policy in "ab" for chunk in (256, 512)}
+    assert {label: [*line.get_xdata()] for label, line in drawn.items()} == {  # type: ignore[union-attr]
+        label: [seconds + 4, seconds + 8] for label, seconds in along.items()
+    }
