@@ -37,7 +37,8 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
     along = _swept_number(select_runs(folder, look.runs)[0])
     runs = load_series(folder, look, [along] * bool(along))
     if absent := next((key for key in (x, y) if key not in runs), None):
-        raise ConfigError(f"{absent}: no run in {folder} has this figure; give x= and y= that they have")
+        remedy = "give two that they have, such as x=throughput.total_tokens_per_second y=ttft_seconds.p99"
+        raise ConfigError(f"{absent}: no run in {folder} has this figure; {remedy}")
     runs = leave_out(runs, [x, y])
     numbers = pd.to_numeric(runs[along]) if along else pd.Series(np.nan, runs.index)
     runs = runs.assign(at=numbers.fillna(0))  # one place for all runs of a label without this setting

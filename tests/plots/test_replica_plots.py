@@ -76,7 +76,7 @@ def test_a_point_has_the_means_and_intervals_of_both_figures(tmp_path: Path) -> 
     assert "of 2 runs per point" in re.sub(r"\s+", " ", title)
     assert "P99" not in str(panel.figure.get_label())
     assert "a P99 of" in str(tradeoff.draw(tmp_path, x="ttft_seconds.p99").get_label())
-    with pytest.raises(ConfigError, match=r"cost.dollars: no run in .* has this figure"):
+    with pytest.raises(ConfigError, match=r"cost.dollars: no run in .* has this figure; .* y=ttft_seconds.p99$"):
         tradeoff.draw(tmp_path, x="cost.dollars")
 
 
