@@ -8,6 +8,7 @@ Rows that folder/roles/runs.csv has already are not simulated again, unless with
 """
 
 import hashlib
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,14 +58,15 @@ def main(traces: str, seeds: int = 5, folder: str = RESULTS) -> None:
     """Simulates what is missing, and writes runs.csv, after each run too, roles.png and table.md."""
     place, tables = Path(folder) / "roles", tables_and_links()
     path = place / "runs.csv"
-    data = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=[*KEY, "tables"])
+    data = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=[*KEY, "tables", "date"])
     data = data[data["tables"] == tables]
     known = set(map(tuple, data[KEY].to_numpy().tolist()))
     cells = [(gpus, name, rate) for gpus, loads in LOADS.items() for name in loads for rate in loads[name]]
     keys = [(*cell, number, seed) for seed in range(seeds) for cell in cells for number in range(cell[0])]
     jobs = [dict(zip(KEY, key, strict=True)) for key in keys if key not in known]
     for row in rows_of(partial(measure, traces=traces), jobs):
-        data = pd.concat([data, pd.DataFrame([row]).assign(tables=tables)], ignore_index=True)
+        made = pd.DataFrame([row]).assign(tables=tables, date=f"{datetime.now(UTC):%Y-%m-%d}")
+        data = pd.concat([data, made], ignore_index=True)
         write_text(path, data.to_csv(index=False, float_format="%.5g"))
     data = pd.read_csv(path)  # rounded: table and figure are of the file
     print(path, *save(draw(data), place, "roles.png"), write_text(place / "table.md", table(data)), sep="\n")
@@ -109,7 +111,7 @@ def table(data: pd.DataFrame) -> str:
 def draw(data: pd.DataFrame) -> Figure:
     """Goodput against the ratio of prefillers and decoders of eight GPUs: a panel for each workload, a line for each pair of objectives.
 
-    Error bars are cut at 0 and at the offered rate.
+    Error bars are cut at 0 and at the offered rate. The dates are those of the runs shown.
     """
     figure, (axes,) = new_figure(1, len(NAMES), 2.6)
     for panel, (name, title) in zip(axes, NAMES.items(), strict=True):
@@ -129,5 +131,10 @@ def draw(data: pd.DataFrame) -> Figure:
         panel.set(title=f"{title}, {rate} requests/s", ylim=(0, None), xlabel="prefillers : decoders")
         panel.set_xticks(range(8), ["no\nroles", *(f"{number}:{8 - number}" for number in range(1, 8))])
     axes[0].set_ylabel("goodput [requests/s]")
+    shown = data[data["gpus"] == 8]
+    model, batch, chunk = (SETTINGS[key] for key in ("model", "batch", "chunk"))
+    settings = f"{model}, batch {batch} of each replica, chunk {chunk}, {shown['seed'].nunique()} seeds"
+    days = " to ".join(dict.fromkeys([shown["date"].min(), shown["date"].max()]))
+    figure.supxlabel(f"SIMULATED with profile {HARDWARE}; {settings}; {days}", fontsize=6, color="#555555")
     legend(figure, [axes[0]], title="TTFT and TPOT within")
     return figure
