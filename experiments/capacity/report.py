@@ -6,7 +6,8 @@ from tabulate import tabulate
 
 from experiments.capacity.folder import read_searches
 from experiments.report.notes import notes_of
-from experiments.report.text import Summary, format_share, title_of
+from experiments.report.text import Summary, format_share
+from experiments.report.titles import title_of
 
 
 def capacity_text(summary: Summary) -> str:

@@ -32,7 +32,7 @@ from cbatch.validation import Give
 from experiments.plots.parts import LOG, label_log
 from experiments.report.headings import OFFERED
 from experiments.report.notes import footer_of, made_text, notes_of
-from experiments.report.text import gpus_texts
+from experiments.report.titles import gpus_texts
 
 PAGE = 7.0  # inches: text width of a printed page
 _SHARED = {

@@ -16,6 +16,7 @@ from cbatch.record import Life
 from cbatch.results.metrics import Objectives, collect_served
 from cbatch.results.service import service_of
 from experiments.report import text as texts
+from experiments.report import titles
 from experiments.report.intervals import Compared, Mean
 from experiments.report.text import format_number, format_share, run_text
 from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows
@@ -161,7 +162,7 @@ def test_bounds_and_lines_of_a_run() -> None:
     assert texts.run_line("a", summary) == "a: 1.79 tokens/s, TTFT p50 2.75 s (measured)"
     assert texts.run_line("a", make_summary(make_record(), simulated())).endswith(" (simulated)")
     for key in ("workload.path", "workload.lengths.path"):
-        title = texts.title_of(summary["about"] | {"identity": {key: "/data/lengths.csv"}})
+        title = titles.title_of(summary["about"] | {"identity": {key: "/data/lengths.csv"}})
         assert title == "prefill_first on closed (lengths.csv), llama-13b, async"
 
 
@@ -181,14 +182,14 @@ def test_a_run_says_which_gpus_it_has_and_what_each_replica_serves() -> None:
     scaled = make_summary(record, num_replicas=3)["replicas"]
     assert (scaled["least_requests"], scaled["most_requests"]) == (1, 3), "without one that was never ready"
     assert (
-        texts.gpus_texts({"backend.replicas": 1, "backend.router": "round_robin", "backend.tensor_parallel": 1}) == []
+        titles.gpus_texts({"backend.replicas": 1, "backend.router": "round_robin", "backend.tensor_parallel": 1}) == []
     )
-    assert texts.gpus_texts({"backend.replicas": 2}) == ["2 replicas"], "of runs with several routers"
+    assert titles.gpus_texts({"backend.replicas": 2}) == ["2 replicas"], "of runs with several routers"
     router = {"router": "cache_aware", "router.fallback": "tree", "router.seed": 3}
     given = {f"backend.{key}": value for key, value in router.items()}
-    assert texts.gpus_texts({"backend.replicas": 2, **given}) == ["2 replicas", "router cache_aware(fallback=tree)"]
+    assert titles.gpus_texts({"backend.replicas": 2, **given}) == ["2 replicas", "router cache_aware(fallback=tree)"]
     scaled = {"backend.replicas": 12, "autoscale": "fixed"}
-    assert texts.gpus_texts(scaled) == ["at most 12 replicas", "autoscaler fixed"]
+    assert titles.gpus_texts(scaled) == ["at most 12 replicas", "autoscaler fixed"]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_the_clusters_router_is_named_where_it_is_asked(other: str, own: str | N
     pools = {"a.role": other, "a.router": own, "b.role": role, "b.router": "tree"}
     settings = {f"backend.pools.{key}": value for key, value in pools.items()}
     settings |= {"backend.replicas": 2, "backend.router": "round_robin"}
-    assert texts.gpus_texts(settings, {"a": {"replicas": 1}, "b": {"replicas": 1}})[1:] == [text]
+    assert titles.gpus_texts(settings, {"a": {"replicas": 1}, "b": {"replicas": 1}})[1:] == [text]
 
 
 @pytest.mark.parametrize(
