@@ -124,11 +124,10 @@ def check_argument(key: str, target: str, remedy: str = "") -> None:
     if not takes(parameters, name):
         if path == "backend" and not parameters:
             raise ConfigError(f"{key}: backend=auto has no {name}; give backend=sim, cpu or cuda")
-        lifted = (
-            {"chunk": None} if path == "policy" and "chunking" in parameters else {}
-        )  # see `compose`: given to `chunking`
-        known = f"it takes none; choose another option with {path}=NAME"
-        known = nearest(name, {**parameters, **lifted}) if parameters else known
+        # `compose` gives the `chunk` of `policy=NAME(chunk=N)` to `chunking`
+        lifted = {"chunk"} - {name} if path == "policy" and "chunking" in parameters else set()
+        none = f"it takes none; choose another option with {path}=NAME"
+        known = nearest(name, [*parameters, *lifted]) if parameters else none
         raise ConfigError(f"{key}: {target} takes no such argument; {known}{remedy}")
 
 
