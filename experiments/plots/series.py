@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Collection, Hashable, Iterable
-from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -127,15 +126,16 @@ def lacking(runs: pd.DataFrame, x: str) -> "pd.Series[bool]":
 
 def describe_objectives(runs: pd.DataFrame) -> str:
     """Returns the objectives that all runs share, as in `TTFT 0.5 s, every gap 0.05 s`; of tiers after their names."""
-    texts, own = dict[str, str](), r"workload\.(?:tiers\.(.+)\.)?slo\.(\w+)"
-    for pattern, key in product((own, r"metrics\.()objectives\.(\w+)"), map(str, runs)):
-        found = (
-            None if texts and pattern != own else re.fullmatch(pattern, key)
-        )  # those of metrics if requests have none
-        if found and found[2] in _OBJECTIVES and runs[key].notna().all() and runs[key].nunique() == 1:
-            before = texts.get(tier := found[1] or "", f"{tier} " * bool(tier))
-            text = f"{_OBJECTIVES[found[2]]} {runs[key].iloc[0]:g} s"
-            texts[tier] = f"{before}, {text}" if tier in texts else f"{before}{text}"
+    texts: dict[str, str] = {}
+    for pattern in (r"workload\.(?:tiers\.(.+)\.)?slo\.(\w+)", r"metrics\.()objectives\.(\w+)"):
+        for key, values in runs.items():
+            found = re.fullmatch(pattern, str(key))
+            if found and found[2] in _OBJECTIVES and values.notna().all() and values.nunique() == 1:
+                before = texts.get(tier := found[1] or "", f"{tier} " * bool(tier))
+                text = f"{_OBJECTIVES[found[2]]} {values.iloc[0]:g} s"
+                texts[tier] = f"{before}, {text}" if tier in texts else f"{before}{text}"
+        if texts:  # those of metrics stand only if requests have none
+            break
     return "; ".join(texts.values())
 
 

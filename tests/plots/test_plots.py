@@ -7,13 +7,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hand_made import write_run
 from matplotlib.axes import Axes
 
 from cbatch import ConfigError
 from experiments.compare import pairs_of, read_replications
-from experiments.plots import composition, curves, latency_cdf, tradeoff
+from experiments.plots import composition, curves, latency_cdf, series, tradeoff
 from experiments.plots.style import Look
 
 T1 = 12.7062
@@ -365,3 +366,11 @@ def test_attainment_of_all_requests_and_of_each_tier(tmp_path: Path) -> None:
         (run / "summary.json").write_text((run / "summary.json").read_text().replace('"attained_share"', '"no_share"'))
     with pytest.raises(ConfigError, match=r"no request has objectives; run it again with 'workload\.slo="):
         curves.attainment(tmp_path)
+
+
+def test_objectives_of_a_run_stand_where_requests_have_none() -> None:
+    of_runs = pd.DataFrame(
+        {"metrics.objectives.ttft": [0.5, 0.5], "metrics.objectives.tpot": [0.02, 0.02], "workload.slo.tbt": [0.1, 0.2]}
+    )
+    assert series.describe_objectives(of_runs) == "TTFT 0.5 s, TPOT 0.02 s", "those of requests differ between runs"
+    assert series.describe_objectives(of_runs.assign(**{"workload.slo.tbt": 0.1})) == "every gap 0.1 s"
