@@ -201,9 +201,8 @@ class Cluster:
         if receiver is not None and not any(each.state.running for each in self.engines):  # no policy is at fault
             problem = f"replica {receiver} never has room for a request that it is to continue, and nothing else is"
             pushed = self.transfers is not None and self.transfers.push  # then no lease begins
-            remedy = (
-                f"raise kv_tokens,{'' if pushed else ' give backend.transfers.lease=30,'} or let the router accept it"
-            )
+            lease = "" if pushed else "give backend.transfers.lease=30, "
+            remedy = f"raise kv_tokens, {lease}or let the router accept it"
             return StallError(f"{problem} left to do: {num_unfinished} requests have not ended; {remedy}")
         stuck = max(self.engines, key=lambda each: (bool(each.state.running), bool(each.state.waiting)))
         return stuck.standstill(num_unfinished)

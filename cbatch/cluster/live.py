@@ -200,7 +200,7 @@ class LiveCluster(Cluster):
         decoder = self._decoder_of(request, chosen, self.now())
         self._num_open[prefiller] -= 1
         self._num_open[decoder] += 1
-        self.transfers.offer(request, prefiller, decoder, moved)
+        self.transfers.offer(request, decoder, moved)
 
     def cancel(self, id_: int) -> None:
         """Tells the replica of an open request that its client has left; a replica to which it moves looks for itself."""

@@ -101,7 +101,7 @@ class LiveTransfers:
         if self.push:
             self._threads.post(decoder, partial(self._turn_away, decoder, id_))
 
-    def offer(self, request: Request, prefiller: int, decoder: int, moved: Moved) -> None:
+    def offer(self, request: Request, decoder: int, moved: Moved) -> None:
         """Hands a request with a computed prompt to its decoder."""
         self._threads.post(decoder, partial(self._offer, decoder, request, moved))
 

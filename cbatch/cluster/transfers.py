@@ -258,7 +258,7 @@ class Transfers:
             self._poke(replica, now)
 
     def _take_back(self, decoder: int, request: Request) -> None:
-        """Frees the blocks that are kept for a request, which none of its layers reaches then."""
+        """Frees the blocks kept for a request, all of which is then sent after its prefill."""
         self._began.pop(request.id, None)
         self._engines[decoder].inbox.forget(request)
         self._poke(decoder, self._engines[decoder].now())

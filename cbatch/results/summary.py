@@ -75,9 +75,8 @@ def summarize(
     throughput, offered = _throughput(requests, window, num_counted), offered_rate(ended)
     present = paid_shares(run.lives, window, num_replicas)
     paid = None if prices is None else np.array(prices) * present
-    generated = int(
-        steps["num_sampled"][window.holds(steps["received_at"])].sum()
-    )  # also of requests that were cancelled
+    received = window.holds(steps["received_at"])
+    generated = int(steps["num_sampled"][received].sum())  # also for requests that were cancelled
     joules, limited = None if readings is None else measured_energy(readings, window), dict[str, float]()
     if machines and machines.watts is not None:
         joules, share = energy(machines, steps, window, present)

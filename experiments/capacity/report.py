@@ -73,9 +73,8 @@ def capacity_table(root: Path) -> str:
     from experiments.report.labels import label_runs  # loads pandas
 
     runs = read_searches(root)
-    compared = f"\ndifferences and their intervals: python -m experiments.compare {root}" * (
-        runs["label"].nunique() > 1
-    )
+    several = runs["label"].nunique() > 1
+    compared = f"\ndifferences and their intervals: python -m experiments.compare {root}" if several else ""
     runs = runs.assign(label=label_runs(runs, apart=True))
     rows = [
         (label, interval(summary["capacity"]), _of_bound(summary.get("regret")), _replications(summary["capacity"]))

@@ -25,7 +25,7 @@ LIGHT = Batch((), (1,))
 RESTED_SECONDS = 0.15
 """Duration of light or large iterations after which the clock has nearly settled; up to a fifth of the distance remained."""
 
-RISE_SECONDS, PAUSE_SECONDS, SETTLED_SECONDS = 0.03, 0.02, 0.3
+RISE_SECONDS, PAUSE_SECONDS, LEVEL_SECONDS = 0.03, 0.02, 0.3
 """Durations of decodes, and of a pause, after which the clock has partly risen, and of decodes after which it has settled."""
 
 LARGE_SECONDS = 0.06
@@ -107,7 +107,7 @@ def _decodes(
     for batch in held:
         steady, number = laboratory.seconds(batch), _repeats(laboratory, batch, RISE_SECONDS)
         risen, _ = _saved(laboratory, [*spent, *[batch] * number, spent[-1]])
-        settled, _ = _saved(laboratory, [*spent, *[batch] * _repeats(laboratory, batch, SETTLED_SECONDS), spent[-1]])
+        settled, _ = _saved(laboratory, [*spent, *[batch] * _repeats(laboratory, batch, LEVEL_SECONDS), spent[-1]])
         levels.append(min(max(settled / first, LEAST), 1.0) if first else 1.0)
         rises.append(_time_constant(number * steady, risen, levels[-1] * first))
         settling = steady / rises[-1]
