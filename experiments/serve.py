@@ -18,6 +18,7 @@ import numpy as np
 
 from cbatch import Engine, FinishReason, Request, RunRecord
 from cbatch.cluster import Cluster
+from cbatch.results.attainment import stated_objectives
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Served
 from cbatch.results.regret import regret
@@ -162,8 +163,7 @@ def serve(
         result = _result_of(run, record, bounds, origin, folder if settings.stream else None)
         if folder:
             if settings.tables and not settings.stream:
-                parts = folder, record, served, result.summary
-                write_results(*parts, timeline=settings.timeline, decode=run.decode)
+                write_results(folder, record, served, result.summary, timeline=settings.timeline, decode=run.decode)
             if settings.tables and isinstance(run.engine, Cluster):
                 write_csv(folder / REPLICAS, COLUMNS, rows_of(run.gathered, run.prices, len(run.engine.engines)))
             if settings.tables and run.energy:
@@ -201,7 +201,6 @@ def _result_of(
         "machines": None if "unknown" in stated else machines_of(stated, gathered.steps["replica"]),
         "readings": np.array(run.energy.readings) if "from" in about.get("energy", {}) else None,
     }
-    early = {} if run.engine.arrivals.follow_ends else early_turns(ended, served)
     waits = Waits.of(ended, served)
     measured = {
         "load": run.load,
@@ -212,7 +211,8 @@ def _result_of(
         "iterations": len(gathered.steps["ended"]),
         "outputs_cut": sum(request.is_cut for request in ended),  # at `max_new_tokens`
         "cancelled": sum(request.finish_reason is FinishReason.CANCELLED for request in ended) - run.end.get("cut", 0),
-        **({"early_turns": early} if early else {}),
+        "objectives": stated_objectives(ended, run.settings.metrics.objectives),
+        "early_turns": {} if run.engine.arrivals.follow_ends else early_turns(ended, served),
         **run.end,
     }
     lower = None if bounds is None else partial(regret, run.requests, served, bounds)

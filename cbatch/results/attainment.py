@@ -5,8 +5,8 @@ cancelled and unfinished requests attain none and count in the denominator. Othe
 requests, or by letting clients wait until they leave.
 """
 
-from collections.abc import Collection
-from dataclasses import astuple
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, astuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from cbatch.request_spec import NO_SLO
 from cbatch.results.metrics import Entry, Floats, Objectives, Served, Window, mean
+
+OBJECTIVES = {"ttft": "TTFT", "tbt": "every gap", "tpot": "TPOT", "total": "end to end", "end_to_end": "end to end"}
+"""Fields of `SLO` and of `Objectives` in words."""
 
 _ALWAYS = Window(-np.inf, np.inf)
 
@@ -45,6 +48,20 @@ def attainment(requests: Collection[Entry], served: Served, window: Window) -> d
     tiers = np.array([request.tier or "" for request in requests])
     by_tier = {str(tier): _shares(attained.of(tiers == tier)) for tier in np.unique(tiers[tiers != ""])}
     return {**_shares(attained), "tiers": by_tier}
+
+
+def stated_objectives(requests: Iterable[Entry], others: Objectives) -> dict[str, str]:
+    """Returns the objectives that all requests of a tier share, as in `TTFT 0.5 s, every gap 0.05 s`, by tier; under "" those of all requests.
+
+    others: default objectives of requests that carry none. Requests that then have none do not count.
+    """
+    texts: dict[str, set[str]] = {}
+    for tier, slo in {(request.tier or "", request.slo) for request in requests}:
+        limits = asdict(others if slo == NO_SLO else slo)
+        text = ", ".join(f"{OBJECTIVES[name]} {limit:g} s" for name, limit in limits.items() if limit is not None)
+        for name in {tier, ""} if text else ():
+            texts.setdefault(name, set()).add(text)
+    return {name: "".join(shared) for name, shared in texts.items() if len(shared) == 1}
 
 
 def goodput(

@@ -9,6 +9,7 @@ import pandas as pd
 
 from cbatch import ConfigError
 from cbatch.described import without_shared
+from cbatch.results.attainment import OBJECTIVES
 from cbatch.validation import check_known
 from experiments.plots.style import MOST_SERIES, PLAIN, Look, visible
 from experiments.report.headings import heading_of
@@ -17,9 +18,6 @@ from experiments.report.labels import is_argument, label_runs, whole_key
 from experiments.report.text import count_text, figures_text
 from experiments.store.runs import Omitted, print_omitted, select_runs
 
-_OBJECTIVES = {"ttft": "TTFT", "tbt": "every gap", "tpot": "TPOT"} | dict.fromkeys(
-    ("total", "end_to_end"), "end to end"
-)
 _POINT = ["label", "x", "mean", "low", "high"]
 
 
@@ -130,9 +128,9 @@ def describe_objectives(runs: pd.DataFrame) -> str:
     for pattern in (r"workload\.(?:tiers\.(.+)\.)?slo\.(\w+)", r"metrics\.()objectives\.(\w+)"):
         for key, values in runs.items():
             found = re.fullmatch(pattern, str(key))
-            if found and found[2] in _OBJECTIVES and values.notna().all() and values.nunique() == 1:
+            if found and found[2] in OBJECTIVES and values.notna().all() and values.nunique() == 1:
                 before = texts.get(tier := found[1] or "", f"{tier} " * bool(tier))
-                text = f"{_OBJECTIVES[found[2]]} {values.iloc[0]:g} s"
+                text = f"{OBJECTIVES[found[2]]} {values.iloc[0]:g} s"
                 texts[tier] = f"{before}, {text}" if tier in texts else f"{before}{text}"
         if texts:  # those of metrics stand only if requests have none
             break

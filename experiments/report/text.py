@@ -73,13 +73,16 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     if (offered := number(run.get("offered_requests_per_second"))) != "-":
         lost += f", {offered} per second {'arrived' if summary.get('sessions') else 'offered'}"
     yield "requests/s", f"{number(speed['requests_per_second'])}: {counted} served in {seconds} s{lost}"
+    objectives = summary["about"].get("objectives", {})
     if goodput:
-        attained = f"{share(goodput['attained_share'])} attain the objectives"
+        attained = f"{share(goodput['attained_share'])} attain {objectives.get('', 'their objectives')}"
         yield "goodput", f"{number(goodput['requests_per_second'])} requests/s, {attained}"
     if attained := summary["attainment"]:
-        tiers = "".join(f"; {tier} {share(of['share'])}" for tier, of in attained["tiers"].items())
+        by_tier = attained["tiers"].items()
+        named = {tier: f" ({objectives[tier]})" if tier in objectives else "" for tier in ("", *attained["tiers"])}
+        tiers = "".join(f"; {tier} {share(of['share'])}{named[tier]}" for tier, of in by_tier)
         with_slo = count_text(attained["requests"], "request")
-        yield "SLOs", f"{share(attained['share'])} of {with_slo} attain theirs{tiers}"
+        yield "SLOs", f"{share(attained['share'])} of {with_slo} attain theirs{named['']}{tiers}"
     service = summary["service"]
     if service and (jain := number(service["jain_index"]["mean"])) != "-":
         worst, usual = (number(service["service_difference"][key]) for key in ("max", "mean"))

@@ -121,7 +121,11 @@ def test_a_percentile_of_requests_is_printed_if_one_of_them_lies_beyond(number: 
 
 
 def test_the_printed_report_shows_each_figure_under_its_name() -> None:
-    assert run_text(_of_many(make_summary(make_record(), objectives=Objectives(ttft=2.75)))) == REPORT
+    summary = _of_many(make_summary(make_record(), objectives=Objectives(ttft=2.75)))
+    assert run_text(summary) == REPORT
+    named = {"about": summary["about"] | {"objectives": {"": "TTFT 2 s", "gold": "TTFT 1 s"}}}
+    assert "attain TTFT 2 s\n" in (text := run_text(summary | named))
+    assert "attain theirs (TTFT 2 s); gold 0.0% (TTFT 1 s)\n" in text
     without = [line for line in REPORT.splitlines() if not line.startswith(("goodput", "SLOs"))]
     assert run_text(_of_many(make_summary(make_record(slo=SLO())))).splitlines() == without
     difference, jain = {"mean": 1.5, "max": 4.0}, {"mean": 0.75}

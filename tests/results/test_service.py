@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from places import published
 
 from cbatch import SLO, FinishReason, Request, RunRecord
-from cbatch.results.attainment import attainment, goodput
+from cbatch.results.attainment import attainment, goodput, stated_objectives
 from cbatch.results.metrics import Objectives, Window, collect_served
 from cbatch.results.service import Service, fairness, max_min_shares, measure_windows, service_of
 from experiments.report.text import run_text
@@ -233,6 +233,18 @@ def test_goodput_counts_objectives_as_attainment_does(run: dict[str, float], own
         assert found["requests_per_second"] == share * len(own) / 4
         assert shares(**{name: (None, slo) for name, slo in own.items()})["share"] == share
     assert goodput(asked_of(record), collect_served(record), ALWAYS, Objectives(), 4.0) == {}
+
+
+def test_objectives_are_named_where_all_requests_share_them() -> None:
+    """Of tiers, those of each; requests without objectives have those of the run, or do not count."""
+    fast, slow, run = SLO(ttft=0.5, tbt=0.05), SLO(total=20.0), Objectives(ttft=2.0, tpot=0.1)
+    gold = asked_of(make_record(), r0=("gold", fast), r1=("gold", fast))
+    assert stated_objectives(gold, Objectives()) == dict.fromkeys(("", "gold"), "TTFT 0.5 s, every gap 0.05 s")
+    assert stated_objectives(gold, run) == {"gold": "TTFT 0.5 s, every gap 0.05 s"}
+    both = asked_of(make_record(), r0=("gold", fast), r1=("free", slow), r2=("free", fast))
+    assert stated_objectives(both, Objectives()) == {"gold": "TTFT 0.5 s, every gap 0.05 s"}
+    assert stated_objectives(asked_of(make_record()), run) == {"": "TTFT 2 s, TPOT 0.1 s"}
+    assert stated_objectives(asked_of(make_record()), Objectives()) == {}
 
 
 def test_requests_count_by_when_they_ended() -> None:
