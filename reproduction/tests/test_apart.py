@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from cbatch.record import Transfer
 from cbatch.sim.profile import Card
 from cbatch.sim.roofline import Affine
 from reproduction.validation.apart import AT_SPEED, cards_of, differences, elsewhere, table
+from reproduction.validation.transfer import parts
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,3 +87,12 @@ def test_layouts_are_compared_on_the_same_requests() -> None:
     assert first.split("|")[5].strip() == "-40.0 [-167.1, +87.1]" and "relaxed" in second
     one = differences([run for run in runs if run["seed"] == 0])
     assert one.splitlines()[2].split("|")[6].strip() == "-30.0"
+
+
+def test_a_transfer_is_the_hosts_until_its_copy_has_been_launched() -> None:
+    """Of 2 ms 1 passes until the copy is asked for, and 0.5 until it is launched; the decoder took it half a millisecond after the first token."""
+    sent = Transfer(7, 0, 1, 1920, 1000, 1.0, 1.002)
+    found = parts([sent], {7: 0.9995}, [(1.001, 1.0015)])
+    assert {name: round(value, 6) for name, (value,) in found.items()} == {
+        "first token to turn": 0.5, "pull": 2.0, "reserved in": 1.0, "launched in": 0.5, "then copied in": 0.5, "host's share": 75.0
+    }  # fmt: skip

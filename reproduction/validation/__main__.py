@@ -12,6 +12,7 @@ _ABOUT = {
     "jobs": "chats and agents in closed loop, served and simulated, by session; measured=FILE of such runs needs no GPU",
     "apart": "prefill and decode on two GPUs, against two replicas that do both, served and simulated; measured=FILE needs no GPU",
     "handover": "how long a request waits on its way from prefill to decode on two GPUs, served and simulated",
+    "transfer": "one transfer between two GPUs, beside a plain copy of as many bytes, and the host's share of its time",
     "drafts": "drafts of n-grams at three loads, served and simulated: errors, and the best number of drafts; measured=FILE needs no GPU",
     "steady": "whether chats begin in a steady state: the first and the last third of a simulated hour, by seed",
     "long_prompts": "long prompts, whole and in chunks, alone and beside decodes, served and simulated; measured=FILE needs no GPU",

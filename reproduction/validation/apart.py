@@ -10,7 +10,7 @@ to first token and its mean time per further token do.
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import product
+from itertools import chain, product
 from math import nan
 from pathlib import Path
 from statistics import fmean
@@ -38,7 +38,7 @@ from experiments.setup.servers import equal_requests
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
 from reproduction.validation.compare import speed_of
-from reproduction.validation.runs import ServedRun, Watched, run_of
+from reproduction.validation.runs import ServedRun, Watched, run_of, save
 from reproduction.validation.stored import served_before
 
 LOADS = {"azure_conv_lengths": (12, 24, 36), "azure_code_lengths": (6, 12, 18)}
@@ -85,25 +85,28 @@ def figures(server: ReplicatedServer, keys: str, layout: str) -> dict[str, Any]:
     return _figures(laid_out(server, layout).engine(chosen.policy(), chosen.workload.source(None)).run())
 
 
-def measure(server: ReplicatedServer, keys: str, layout: str, vocabulary: Any, profile: Profile) -> dict[str, Any]:
-    """Serves a workload and returns its figures, and the speed of each card in this run."""
+def measure(
+    server: ReplicatedServer, about: Mapping[str, Any], keys: str, vocabulary: Any, profile: Profile
+) -> tuple[dict[str, Any], list[ServedRun]]:
+    """Serves a workload. Returns its figures and the speed of each card in this run, and each replica's iterations, with the ids of its requests.
+
+    about: the row of `asked`.
+    """
     chosen: Any = compose_run(*SETUP.split(), *keys.split())
     watched = [_Watched(each.executor) for each in server.servers]
     servers = [replace(each, executor=executor) for each, executor in zip(server.servers, watched, strict=True)]
-    cluster = laid_out(replace(server, servers=servers), layout).engine(
-        chosen.policy(), chosen.workload.source(vocabulary)
-    )
+    laid = laid_out(replace(server, servers=servers), about["layout"])
+    cluster = laid.engine(chosen.policy(), chosen.workload.source(vocabulary))
     record = cluster.run()
-    runs = []
+    runs: list[list[ServedRun]] = []
     for engine, executor in zip(cluster.engines, watched, strict=True):
-        asked = sorted(engine.record.requests, key=lambda request: request.id)
-        about = {"model": chosen.model.name, "batch": chosen.batch}
-        runs.append([run_of(about, engine.record, asked, executor.shapes)] if executor.shapes else [])
+        requests = sorted(engine.record.requests, key=lambda request: request.id)
+        settings = {**about, "model": chosen.model.name, "batch": chosen.batch, "replica": len(runs)}
+        settings["ids"] = [request.id for request in requests]
+        runs.append([run_of(settings, engine.record, requests, executor.shapes)] if executor.shapes else [])
     moves: Any = simulated_server(profile, [Card()] * 2).moves
-    return {
-        "measured": _figures(record),
-        "cards": [*map(asdict, cards_of(runs, record.transfers, profile, moves.delay))],
-    }
+    cards = [*map(asdict, cards_of(runs, record.transfers, profile, moves.delay))]
+    return {"measured": _figures(record), "cards": cards}, [*chain(*runs)]
 
 
 class _Watched(Watched):
@@ -160,12 +163,18 @@ def _figures(record: RunRecord) -> dict[str, Any]:
     return found
 
 
-def asked(only: str, seeds: int, seconds: float) -> list[dict[str, Any]]:
-    """Returns the runs to measure, of each cell with each seed. only: cells such as azure_conv_lengths/36, with commas between, in this order; "": all."""
+def asked(only: str, layouts: str, seeds: int, seconds: float) -> list[dict[str, Any]]:
+    """Returns the runs to measure, of each cell with each seed.
+
+    only: cells such as azure_conv_lengths/36, with commas between, in this order; "": all. layouts: of `LAYOUTS`, likewise; push at one rate alone.
+    """
     known = {f"{name}/{rate}": (name, rate) for name, rates in LOADS.items() for rate in rates}
     rows = []
-    for cell, seed, layout in product(only.split(",") if only else known, range(seeds), LAYOUTS):
+    for cell, seed, layout in product(
+        only.split(",") if only else known, range(seeds), layouts.split(",") if layouts else LAYOUTS
+    ):
         check_name("cell", cell, dict.fromkeys(known, ""))
+        check_name("layout", layout, dict.fromkeys(LAYOUTS, ""))
         name, rate = known[cell]
         if layout == "push" and rate != LOADS[name][1]:
             continue
@@ -182,19 +191,21 @@ def main(
     seconds: float = 10.0,
     seeds: int = 1,
     only: str = "",
+    layouts: str = "",
     folder: str = RESULTS,
 ) -> None:
-    """Serves and simulates, writes apart.json, after each served run too, and prints it as a table.
+    """Serves and simulates, writes apart.json, after each served run too, and prints it as a table. apart.npz has the iterations of served runs.
 
-    seconds: of arrivals in each run. only: see `asked`. measured: such a file; needs no GPU.
+    seconds: of arrivals in each run. only, layouts: see `asked`. measured: such a file; needs no GPU.
     """
     about: dict[str, Any] = {}
+    kept_runs: list[ServedRun] = []
     profile = load_profile(hardware)
     if measured:
         kept, about = served_before(measured)
         rows, device = kept["runs"], kept["hardware"]
     else:
-        rows, device = asked(only, seeds, seconds), f"{hardware_name('cuda')} x2"
+        rows, device = asked(only, layouts, seeds, seconds), f"{hardware_name('cuda')} x2"
 
     def write(runs: list[dict[str, Any]]) -> Path:
         return write_benchmark("apart", device, {**about, "profile": hardware, "runs": runs}, folder, VALIDATION)
@@ -211,9 +222,11 @@ def main(
             laid_out(real, layout).engine(compose_run(*SETUP.split()).policy(), warm_up).run()
         gc.freeze()  # as in a run of `experiments.run`: a collection of all objects stops both replicas for half a second
         for number, row in enumerate(rows, 1):
-            row |= measure(real, f"{row['keys']} traces={traces}", row["layout"], vocabulary, profile)
+            found, runs = measure(real, row, f"{row['keys']} traces={traces}", vocabulary, profile)
+            row |= found
+            kept_runs += runs
             print(f"{number} of {len(rows)}: {row['keys']} {row['layout']}", flush=True)
-            write(rows[:number])
+            save(write(rows[:number]).with_suffix(".npz"), {"profile": hardware}, kept_runs)
     server, names = simulated_server(profile, [Card()] * 2), ["simulated"]
     for row in rows:
         row["simulated"] = figures(server, f"{row['keys']} traces={traces}", row["layout"])
