@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.record import Life, RunRecord, Transfer
+from cbatch.request import FinishReason
 from cbatch.results import metrics
-from cbatch.results.metrics import Ended, Served, StepColumns
+from cbatch.results.metrics import Ended, Served, StepColumns, Window
 
 Growing = dict[str, tuple[np.dtype[Any], bytearray]]
 """Columns that grow in place: joining pieces would take twice the memory."""
@@ -49,6 +50,22 @@ class Gathered:
     def steps(self) -> StepColumns:
         """Returns the columns of all steps that a summary reads."""
         return _arrays(self._steps)
+
+    def window(self, warmup_requests: int = 0, drain_requests: int = 0) -> Window:
+        """Returns the window that leaves out the first `warmup_requests` and the last `drain_requests` requests, in the order of their ends.
+
+        Without a warm-up the window begins with the run. Without a drain it ends with the last token of a served request, or, if
+        clients have left, with the last iteration, which may have been computed for them. If no request remains, it is empty (end = start).
+        """
+        steps, requests = self.steps, self.served
+        ends, start = np.sort(requests.last_token), metrics.began(steps, requests)
+        if warmup_requests:
+            start = float(ends[min(warmup_requests, len(ends)) - 1]) if len(ends) else start
+        num_left = len(ends) - drain_requests
+        end = float(ends[num_left - 1]) if num_left > 0 else start
+        if not drain_requests and any(request.finish_reason is FinishReason.CANCELLED for request in self.ended):
+            end = max(end, float(steps["received_at"].max(initial=end)))
+        return Window(start, max(end, start))
 
     def add(self, piece: RunRecord, whole: RunRecord | None = None) -> Served:
         """Adds a record, or the next piece of it. Returns the piece's served requests, with their tokens.

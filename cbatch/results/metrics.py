@@ -224,25 +224,6 @@ def share_gaps(gaps: Floats) -> Floats:
     return np.repeat(gaps[begins] / sizes, sizes)
 
 
-def find_window(
-    steps: StepColumns, requests: Served, warmup_requests: int = 0, drain_requests: int = 0, any_cancelled: bool = False
-) -> Window:
-    """Returns the window that leaves out the first `warmup_requests` and the last `drain_requests` requests, in the order of their ends.
-
-    Without a warm-up the window begins with the run. Without a drain it ends with the last token of a served request, or, if clients
-    have left, with the last iteration, which may have been computed for them. If no request remains, it is empty (end = start).
-    """
-    ends = np.sort(requests.last_token)
-    start = began(steps, requests)
-    if warmup_requests:
-        start = float(ends[min(warmup_requests, len(ends)) - 1]) if len(ends) else start
-    num_left = len(ends) - drain_requests
-    end = float(ends[num_left - 1]) if num_left > 0 else start
-    if any_cancelled and not drain_requests:
-        end = max(end, float(steps["received_at"].max(initial=end)))
-    return Window(start, max(end, start))
-
-
 def began(steps: StepColumns, requests: Served) -> float:
     """Returns when a run begins: at its first iteration's plan, or at an earlier arrival that the policy let wait."""
     planned = steps["planned_at"]

@@ -8,7 +8,7 @@ import numpy as np
 
 from cbatch.record import Life
 from cbatch.results.gathered import Gathered
-from cbatch.results.metrics import Figures, Floats, Window, find_window
+from cbatch.results.metrics import Figures, Floats, Window
 
 COLUMNS = (
     *("replica", "pool", "asked", "ready", "draining", "closed", "requests", "prompt_tokens", "output_tokens"),
@@ -74,7 +74,7 @@ def most_paid(lives: Iterable[Life]) -> int:
 
 def rows_of(run: Gathered, prices: Sequence[float] | None, num_replicas: int) -> Iterator[tuple[object, ...]]:
     """Yields the rows of replicas.csv for the whole run."""
-    whole = find_window(run.steps, run.served)
+    whole = run.window()
     lives = run.lives or [Life(replica, whole.start, whole.start) for replica in range(num_replicas)]
     closings: dict[int, list[float]] = {replica: [] for replica in range(num_replicas)}
     sums: dict[int, list[list[int]]] = {replica: [] for replica in range(num_replicas)}

@@ -47,7 +47,7 @@ def summarize(
     Args:
         num_blocks, max_batch: size of the KV cache, and limit of a batch; an array by iteration if replicas differ.
         overshoot_tokens: `State.num_overshoot_tokens`.
-        warmup_requests, drain_requests: see `find_window`. A request counts if its end lies in the window.
+        warmup_requests, drain_requests: see `Gathered.window`. A request counts if its end lies in the window.
         objectives: for `goodput`, of requests without objectives of their own.
         client_weights: see `service_of`.
         num_evicted_blocks: cached blocks that were overwritten; None without a prefix cache.
@@ -64,7 +64,7 @@ def summarize(
     requests, steps, ended = run.served, run.steps, run.ended
     num_cancelled = sum(request.finish_reason is FinishReason.CANCELLED for request in ended)
     warmup_requests += num_warming
-    window = metrics.find_window(steps, requests, warmup_requests, drain_requests, num_cancelled > 0)
+    window = run.window(warmup_requests, drain_requests)
     counts = window.holds(requests.last_token)
     num_counted = int(counts.sum())
     ends = Window(window.start if warmup_requests else -math.inf, window.end if drain_requests else math.inf)

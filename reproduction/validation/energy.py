@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from tabulate import tabulate
 
-from cbatch.results.metrics import find_window
 from cbatch.results.utilisation import device_seconds, work_of
 from cbatch.sim import Profile, load_profile
 from cbatch.sim.interpolation import PiecewiseLinear
@@ -194,7 +193,7 @@ def simulated(batch: int, seconds: float = 0.0, model: str = "llama-3.1-8b") -> 
 def metered(row: Row, seconds: float) -> Done:
     """Returns the simulated run of a row while its batch is full, with the measured power."""
     gathered, work = serve(row.batch, seconds).gathered, work_of(load_spec("llama-3.1-8b"))
-    window = find_window(gathered.steps, gathered.served, max(row.batch // 16, 1), row.batch)
+    window = gathered.window(max(row.batch // 16, 1), row.batch)
     steps, ended = gathered.steps, gathered.steps["ended"]
     taken = device_seconds(steps, np.zeros(len(ended), np.int64))
     iterations = np.stack([taken, work.bytes(steps), work.flops(steps)], axis=1)

@@ -23,7 +23,6 @@ from tabulate import tabulate
 
 from cbatch import ConfigError, Engine, RunRecord, Server
 from cbatch.results.gathered import Gathered
-from cbatch.results.metrics import find_window
 from cbatch.results.utilisation import Work, device_seconds, limit_power, measured_energy, work_of
 from cbatch.sim import load_profile
 from cbatch.sim.profile import Watts
@@ -212,7 +211,7 @@ def _begin(run: Run, case: str, backend: str, common: str) -> Engine:
 def _done(record: RunRecord, work: Work, readings: NDArray[np.float64] | None = None) -> Done:
     gathered = Gathered()
     gathered.add(record)
-    steps, window = gathered.steps, find_window(gathered.steps, gathered.served)
+    steps, window = gathered.steps, gathered.window()
     seconds = device_seconds(steps, np.zeros(len(steps["ended"]), np.int64))
     joules = float("nan") if readings is None else measured_energy(readings, window)
     iterations = np.stack([seconds, work.bytes(steps), work.flops(steps)], axis=1)

@@ -139,10 +139,14 @@ def test_pools_of_unlike_prices_add_up(tmp_path: Path) -> None:
     for price, wanted in ((None, 2 * 4.0 + 3 * 1.5), (5.0, 2 * 5.0 + 3 * 1.5)):
         cost = simulate("orca", "open_loop", requests=4, pools=pools, price=price).summary["cost"]
         assert cost["dollars_per_hour"] == wanted
-    paid = simulate("orca", "open_loop", requests=40, pools=pools, price=5.0, router="least_loaded")
+    run = {"pools": pools, "price": 5.0, "router": "least_loaded", "timeout": 0.5, "output": tmp_path / "run"}
+    paid = simulate("orca", "open_loop", requests=40, **run)
     seconds, million = paid.summary["run"]["counted_seconds"], 1e6
+    assert paid.requests["finish_reason"].iloc[-1] == "cancelled", "the run ends, and is paid for, after the last token"
+    assert read_replicas(tmp_path / "run")["dollars"].sum() == pytest.approx(paid.summary["cost"]["dollars"])
+    requests = paid.requests[paid.requests["finish_reason"] == "length"]
     for pool, hourly in (("large", 2 * 5.0), ("small", 3 * 1.5)):
-        own, part = paid.requests[paid.requests["pool"] == pool], paid.summary["pools"][pool]["cost"]
+        own, part = requests[requests["pool"] == pool], paid.summary["pools"][pool]["cost"]
         dollars, tokens = hourly * seconds / 3600, own["prompt_tokens"].sum() + own["output_tokens"].sum()
         wanted_parts = {"dollars_per_hour": hourly, "dollars": dollars, "dollars_per_request": dollars / len(own)}
         assert {key: part[key] for key in wanted_parts} == pytest.approx(wanted_parts)
