@@ -70,31 +70,7 @@ class LiveCluster(Cluster):
             for sender, receiver in permutations(range(len(roles)), 2)
             if roles[sender] is not Role.DECODE and roles[receiver] is not Role.PREFILL
         ]
-        self.transfers: Any = LiveTransfers(moves, self.engines, pairs, self)
-
-    # -- the threads of `LiveTransfers` -------------------------------------------------------------------------------
-
-    def tell(self, message: Prefilled | BaseException) -> None:
-        """Sends a request to its decoder by the thread that routes, or ends the run by an exception."""
-        if isinstance(message, Prefilled):
-            self._replicas[message.replica].left(message)
-        else:
-            self._messages.put(message)
-
-    def adopted(self, request: Request, replica: int) -> None:
-        """Notes that a request is on its way to a decoder, whose thread calls."""
-        self._replicas[replica].adopted(request)
-
-    def post(self, replica: int, message: Any) -> None:
-        """Sends a request that arrives at a replica, or a function that its thread runs."""
-        self._replicas[replica].messages.put(message)
-
-    def run_posted(self) -> None:
-        """Runs the functions that came too late for the replicas' threads, which have ended."""
-        for replica in self._replicas:
-            while not replica.messages.empty():
-                if callable(message := replica.messages.get()):
-                    message()
+        self.transfers: Any = LiveTransfers(moves, self.engines, pairs)
 
     def run(self, on_turn: Callable[[Any], object] = lambda cluster: None) -> RunRecord:
         """Serves as `Cluster`; `on_turn` is called every 0.1 s. An exception in a replica, or here, ends all replicas."""
@@ -108,6 +84,8 @@ class LiveCluster(Cluster):
         self._left = set[int]()  # ids of open requests whose clients have left
         for replica in replicas:
             replica.left_early = self._left
+        if self.transfers is not None:
+            self.transfers.replicas, self.transfers.messages = replicas, messages
         self._num_serving, self._num_open = len(replicas), [0] * len(replicas)
 
     @contextmanager
@@ -155,7 +133,7 @@ class LiveCluster(Cluster):
             self._bind(decoder, 1)
             self.transfers.send(request, replica, decoder)
         else:
-            self.post(replica, request)
+            self._replicas[replica].messages.put(request)
 
     def sleep_until(self, time: float) -> None:
         may_follow = self.arrivals.follow_ends or self.transfers is not None
@@ -205,7 +183,7 @@ class LiveCluster(Cluster):
     def cancel(self, id_: int) -> None:
         """Tells the replica of an open request that its client has left; a replica to which it moves looks for itself."""
         self._left.add(id_)
-        self.post(self.replica_of[id_], id_)
+        self._replicas[self.replica_of[id_]].messages.put(id_)
         if (decoder := self._decoders.get(id_, -1)) >= 0:
             self.transfers.leave(id_, decoder)
 

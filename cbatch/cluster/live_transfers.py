@@ -19,7 +19,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from queue import SimpleQueue
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,15 +34,6 @@ from cbatch.record import Transfer
 from cbatch.request import Request
 
 
-class Threads(Protocol):
-    """The threads of a cluster, as its transfers reach them. See `LiveCluster`."""
-
-    def post(self, replica: int, message: Any) -> None: ...
-    def tell(self, message: "Prefilled | BaseException") -> None: ...
-    def adopted(self, request: Request, replica: int) -> None: ...
-    def run_posted(self) -> None: ...
-
-
 class Prefilled(NamedTuple):
     """A request whose prompt a replica has computed."""
 
@@ -51,14 +43,18 @@ class Prefilled(NamedTuple):
 
 
 class LiveTransfers:
-    """The moves of a cluster in real time."""
+    """The moves of a cluster in real time.
 
-    def __init__(
-        self, moves: Moves, engines: Sequence[Engine], pairs: Iterable[tuple[int, int]], threads: "Threads"
-    ) -> None:
+    replicas: whose threads take messages: a request that arrives, or a function to call. messages: to the thread that routes. See `LiveCluster.begin`.
+    """
+
+    replicas: Sequence[Any]
+    messages: "SimpleQueue[Any]"
+
+    def __init__(self, moves: Moves, engines: Sequence[Engine], pairs: Iterable[tuple[int, int]]) -> None:
         """pairs: those between which requests may move."""
         assert moves.connect is not None, "real tokens need a copy of their blocks"
-        self._moves, self._engines, self._threads, self.push = moves, engines, threads, moves.push
+        self._moves, self._engines, self.push = moves, engines, moves.push
         self.done: list[Transfer] = []
         self._prefiller_of: dict[int, int] = {}  # by the request's id
         self._sent: dict[int, SentBlocks] = {}  # by the request's id, from `_kept` to `_read`
@@ -92,31 +88,38 @@ class LiveTransfers:
         """Takes a request that arrives. decoder: -1: chosen once the prompt has been computed."""
         self._prefiller_of[request.id] = prefiller
         if self.push and decoder >= 0:
-            self._threads.post(decoder, partial(self._want, decoder, request))
+            self._tell(decoder, partial(self._engines[decoder].inbox.wanted.append, request))
         else:
-            self._threads.post(prefiller, request)
+            self._prefill(request)
 
     def leave(self, id_: int, decoder: int) -> None:
         """Notes that a client has left, whose request may wait for blocks of its decoder."""
         if self.push:
-            self._threads.post(decoder, partial(self._turn_away, decoder, id_))
+            self._tell(decoder, partial(self._engines[decoder].inbox.turn_away, id_))
 
     def offer(self, request: Request, decoder: int, moved: Moved) -> None:
         """Hands a request with a computed prompt to its decoder."""
-        self._threads.post(decoder, partial(self._offer, decoder, request, moved))
+        self._tell(decoder, partial(self._offer, decoder, request, moved))
 
     def ended(self, request: Request, replica: int) -> None:
         """Forgets a request that has ended in a replica."""
         if replica == self._prefiller_of.pop(request.id, -1) and request.id in self._sent:
-            self._threads.post(replica, partial(self._send_no_more, replica, request))
+            self._tell(replica, partial(self._send_no_more, replica, request))
 
     def settle(self) -> None:
         """Ends what is left after a run: copies for requests whose clients have left."""
-        self._threads.run_posted()
+        self._take_late()
         self.close()
-        self._threads.run_posted()
+        self._take_late()
         for engine in self._engines:
             engine.settle()
+
+    def _take_late(self) -> None:
+        """Calls the functions that came too late for the replicas' threads, which have ended."""
+        for replica in self.replicas:
+            while not replica.messages.empty():
+                if callable(message := replica.messages.get()):
+                    message()
 
     def close(self) -> None:
         """Waits for the copies that have begun."""
@@ -129,20 +132,14 @@ class LiveTransfers:
         return self._prefiller_of.get(request.id) == replica
 
     def _leave(self, replica: int, request: Request) -> None:
-        self._threads.tell(Prefilled(request, replica, self._engines[replica].give(request, self._moves.lease)))
+        self.replicas[replica].left(
+            Prefilled(request, replica, self._engines[replica].give(request, self._moves.lease))
+        )
 
     def _look_again(self, now: float) -> None:
         """Wakes the replicas: a lease of a request that waits for room may be over."""
-        for replica, engine in enumerate(self._engines):
-            self._threads.post(replica, partial(engine.poke, 0.0))
-
-    def _want(self, decoder: int, request: Request) -> None:
-        self._engines[decoder].inbox.wanted.append(request)
-        self._engines[decoder].poke(0.0)
-
-    def _turn_away(self, decoder: int, id_: int) -> None:
-        self._engines[decoder].inbox.turn_away(id_)
-        self._engines[decoder].poke(0.0)
+        for replica in range(len(self._engines)):
+            self._tell(replica)
 
     def _kept(self, decoder: int, request: Request, now: float) -> None:
         pair, kept = (self._prefiller_of[request.id], decoder), self._engines[decoder].inbox.kept[request.id]
@@ -151,7 +148,7 @@ class LiveTransfers:
 
     def _prefill(self, request: Request) -> None:
         """Hands a request to its prefiller, which ends it if its client has left."""
-        self._threads.post(self._prefiller_of[request.id], request)
+        self.replicas[self._prefiller_of[request.id]].messages.put(request)
 
     def _send_layers(self, replica: int, step: Step) -> None:
         """Lets the layers of an iteration write the tokens of full blocks to decoders."""
@@ -192,14 +189,14 @@ class LiveTransfers:
 
     def _take_back(self, request: Request) -> None:
         if (prefiller := self._prefiller_of.get(request.id)) is not None:
-            self._threads.post(prefiller, partial(self._send_no_more, prefiller, request))
+            self._tell(prefiller, partial(self._send_no_more, prefiller, request))
 
     def _send_no_more(self, prefiller: int, request: Request) -> None:
         """Tells a request's decoder to free the blocks that it keeps, once no layer writes to them."""
         if (sent := self._sent.get(request.id)) is not None:
             sent.is_over, (_, decoder) = True, sent.pair
-            forget = partial(self._threads.post, decoder, partial(self._forget, decoder, request))
-            self._when_landed(prefiller, forget)
+            forget = partial(self._engines[decoder].inbox.forget, request)
+            self._when_landed(prefiller, partial(self._tell, decoder, forget))
 
     def _when_landed(self, replica: int, function: Callable[[], object]) -> None:
         """Calls a function once the iterations in flight have ended, whose layers may write to blocks of other replicas."""
@@ -233,12 +230,7 @@ class LiveTransfers:
         if sent is None or not sent.is_copying:
             inbox.freed.append(loading)
         else:
-            free = partial(self._free_copied, decoder, loading)
-            self._in_order(sent.pair, partial(self._threads.post, decoder, free))
-
-    def _free_copied(self, decoder: int, loading: Loading) -> None:
-        self._engines[decoder].inbox.freed.append(loading)
-        self._engines[decoder].poke(0.0)
+            self._in_order(sent.pair, partial(self._tell, decoder, partial(inbox.freed.append, loading)))
 
     def _copy(self, sent: SentBlocks, missing: NDArray[np.int64], moved: Moved) -> None:
         """Begins to copy the missing blocks."""
@@ -250,11 +242,7 @@ class LiveTransfers:
 
     def _offer(self, decoder: int, request: Request, moved: Moved) -> None:
         self._engines[decoder].offer(request, moved, 0.0)
-        self._threads.adopted(request, decoder)
-
-    def _forget(self, decoder: int, request: Request) -> None:
-        self._engines[decoder].inbox.forget(request)
-        self._engines[decoder].poke(0.0)
+        self.replicas[decoder].adopted(request)
 
     def _drop_unread(self, request: Request, moved: Moved) -> None:
         self._drop(self._prefiller_of[request.id], moved)
@@ -263,7 +251,15 @@ class LiveTransfers:
         """Ends a lease."""
         if moved.lease is not None:
             moved.lease.end()
-            self._threads.post(sender, partial(self._engines[sender].poke, 0.0))
+            self._tell(sender)
+
+    def _tell(self, replica: int, function: Callable[[], object] = lambda: None) -> None:
+        """Lets a replica's thread call a function, and look at its leases and its inbox."""
+        self.replicas[replica].messages.put(partial(self._act, replica, function))
+
+    def _act(self, replica: int, function: Callable[[], object]) -> None:
+        function()
+        self._engines[replica].poke(0.0)
 
     # -- on the threads of pairs --------------------------------------------------------------------------------------
 
@@ -275,7 +271,7 @@ class LiveTransfers:
         try:
             function()
         except BaseException as error:
-            self._threads.tell(error)
+            self.messages.put(error)
 
     def _end(self, sent: SentBlocks, loading: Loading, moved: Moved, asked_at: float) -> None:
         """Ends a transfer whose blocks have all arrived."""
@@ -290,7 +286,7 @@ class LiveTransfers:
         start, tokens = max(min(start, asked_at), moved.at), number * decoder.state.pool.block_size
         self.done.append(Transfer(request.id, sender, receiver, tokens, num_bytes, start, max(ended, start), hidden))
         decoder.inbox.copied.append(request.id)
-        self._threads.post(receiver, partial(decoder.poke, 0.0))
+        self._tell(receiver)
         self._drop(sender, moved)
 
     def _wait(self, sent: SentBlocks, number: int, start: float, copy: Copy) -> None:
