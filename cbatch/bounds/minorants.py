@@ -4,6 +4,7 @@ If no iteration is faster than a line, the work of a request is known before any
 profile's tables, not regressions: a line through the middle of a table does not bound the table.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -49,35 +50,43 @@ def minorants_of(cost: ProfileCost, limits: Limits) -> list[Minorant]:
 
     Proof. An iteration takes f(tokens) + h(requests) + a(shape): products and small operations, the output head, attention.
     f + min h is evaluated at every number of tokens up to `limits.max_tokens`, with and without prompts, minus the most that a
-    full clock could save. The lines are edges of the lower convex hull of these points. Attention is a sum over chunks plus a
+    full clock could save; of decodes alone it may save a share of a, too. The lines are edges of the lower convex hull of these points. Attention is a sum over chunks plus a
     term for the decodes, each bounded at the breakpoints of its table. For a fixed context, table and bound are both linear in
     the number of requests (or in a chunk's scores) between two rows. Along a row, both are linear in the context between two
     columns. A bound below the table at all breakpoints is thus below it everywhere. In a pipeline, times are the last stage's.
     """
     attention, layers = cost.operations.attention, cost.topology.share(cost.spec).num_layers
     base = layers * attention.rates.base_seconds if isinstance(attention, RateAttention) else 0.0
-    per_score = layers * _per_score(attention, limits)
-    lines = _hull(_least_seconds(cost, limits.max_tokens, limits.max_batch))
+    per_score, saved = layers * _per_score(attention, limits), _saved_of_decodes(cost, limits.max_batch)
+    lines = _hull(_least_seconds(cost, limits.max_tokens, saved))
     minorants = list[Minorant]()
     for spared, per_context in _per_context(attention, limits):
-        slopes = per_score, layers * per_context, -layers * per_context * spared
+        of_decodes = layers * per_context * (1 - max(saved))
+        slopes = per_score, of_decodes, -of_decodes * spared
         minorants += [Minorant(fixed + base, slope, *slopes) for fixed, slope in lines if fixed + base >= -slopes[2]]
     return minorants
 
 
-def _least_seconds(cost: ProfileCost, max_tokens: int, max_batch: int) -> dict[int, float]:
-    """Returns the least seconds of an iteration, excluding attention, by number of tokens."""
+def _saved_of_decodes(cost: ProfileCost, max_batch: int) -> list[float]:
+    """Returns the share of the seconds of 1, 2, ... `max_batch` decodes alone that a full clock could save."""
+    numbers = range(1, max_batch + 1)
+    return [cost.power.of_decodes(number)(1.0).gain if cost.power is not None else 0.0 for number in numbers]
+
+
+def _least_seconds(cost: ProfileCost, max_tokens: int, saved: Sequence[float]) -> dict[int, float]:
+    """Returns the least seconds of an iteration, excluding attention, by number of tokens. saved: `_saved_of_decodes`."""
     operations, layers = cost.operations, cost.topology.share(cost.spec).num_layers
-    heads = [operations.head.at(number) for number in range(max_batch + 1)]
+    heads = [operations.head.at(number) for number in range(len(saved) + 1)]
     spare = heads[0] - min(heads[1:])
     least = {}
     for tokens in range(1, max_tokens + 1):
         seconds = cost.predict(BatchShape(num_padding=tokens)) - spare
         if cost.power is not None:
             seconds -= cost.power.of_prompts(tokens, seconds).gain
-        if tokens <= max_batch:
+        if tokens <= len(saved):
             shape = BatchShape((), tokens, tokens)
-            seconds = min(seconds, cost.predict(shape) - layers * operations.attention.seconds(shape))
+            alone = cost.predict(shape) - layers * operations.attention.seconds(shape)
+            seconds = min(seconds, alone * (1 - saved[tokens - 1]))
         least[tokens] = seconds
     return least
 

@@ -21,7 +21,7 @@ from cbatch.kv import KVSize
 from cbatch.request_spec import SLO
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
-from cbatch.sim.profile_file import load_profile
+from cbatch.sim.profile_file import load_profile, make_profile, profile_content
 from experiments.setup.presets import load_spec
 from policies.chunking.fixed import Fixed
 from policies.orca import Orca
@@ -173,12 +173,21 @@ def test_no_bound_exceeds_the_optimum(instances: Callable[[int], Instances], num
 # Profiles
 
 
-CASES = [("h200", "llama-3.1-8b"), ("h200", "qwen3-8b"), ("h100", "llama-3.1-8b"), ("a6000-llama-13b", "nanogpt-13b")]
+CASES = [
+    *(("h200", "llama-3.1-8b"), ("h200", "qwen3-8b"), ("h100", "llama-3.1-8b"), ("a6000-llama-13b", "nanogpt-13b")),
+    ("h200, slower with many decodes", "llama-3.1-8b"),
+]
 LIMITS = Limits(64, 1024, 4096)
 
 
 def cost_of(hardware: str, model: str) -> ProfileCost:
-    return ProfileCost(load_profile(hardware), load_spec(model), max_batch=LIMITS.max_batch)
+    """With many decodes a GPU may settle below its full clock, at which they then begin after a pause."""
+    name, _, slower = hardware.partition(",")
+    content = profile_content(load_profile(name))
+    if slower:
+        power = content["models"][model]["tensor_parallel"]["1"]["power"]
+        power["decode_level"] = {"requests": [1, 4], "share": [1.0, 0.25]}
+    return ProfileCost(make_profile(content), load_spec(model), max_batch=LIMITS.max_batch)
 
 
 def shapes(number: int) -> Iterator[BatchShape]:
