@@ -70,7 +70,7 @@ class Gathered:
     def add(self, piece: RunRecord, whole: RunRecord | None = None) -> Served:
         """Adds a record, or the next piece of it. Returns the piece's served requests, with their tokens.
 
-        whole: the record of all pools, if requests of this one have tokens from others.
+        whole: the record of all pools: requests of this one may have tokens from others.
         """
         ids, times = (whole or piece).tokens()
         if len(self._token_ids):
@@ -87,7 +87,7 @@ class Gathered:
         self.replica_of, self.pools, self.lives = piece.replica_of, piece.pools, piece.lives
         self.transfers = piece.transfers
         for pool in dict.fromkeys(piece.pools):
-            self.of_pool.setdefault(pool, Gathered()).add(_of_pool(piece, pool), piece if piece.transfers else None)
+            self.of_pool.setdefault(pool, Gathered()).add(_of_pool(piece, pool), piece)
         return served
 
 

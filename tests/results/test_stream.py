@@ -98,14 +98,21 @@ def a_run(folder: Path, *arguments: str) -> Outcome:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pools", ["", "{a: {batch: 2, hardware: h100}, b: {replicas: 3, kv_tokens: 8000}}"])
+@pytest.mark.parametrize(
+    "pools",
+    [
+        "",
+        "{a: {batch: 2, hardware: h100}, b: {replicas: 3, kv_tokens: 8000}}",
+        "{p: {role: prefill}, d: {role: decode}}",  # the first piece has first tokens, and no transfer
+    ],
+)
 def test_a_streamed_run_leaves_the_folder_of_a_run_without_tokens_and_timeline(
     pools: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of several replicas are in one order, although a replica is ahead of others when they are written."""
-    monkeypatch.setattr("experiments.serve.AT_ONCE", 40)
+    monkeypatch.setattr("experiments.serve.AT_ONCE", 0 if "role" in pools else 40)
     streamed, whole = tmp_path / "streamed", tmp_path / "whole"
-    keys = ["decisions=on", "workload.arrivals.rate=40", *[f"backend.pools={pools}"] * bool(pools)]
+    keys = ["decisions=on", "workload.arrivals.rate=40", *[f"backend.pools={pools}", "prefix_cache=true"] * bool(pools)]
     ended = a_run(streamed, "stream=on", *keys), a_run(whole, "stream=off", *keys)
     assert [each.complaint for each in ended] == ["", ""]
     for name in ("requests.csv", "steps.csv"):
@@ -115,7 +122,7 @@ def test_a_streamed_run_leaves_the_folder_of_a_run_without_tokens_and_timeline(
     assert decisions[0] == decisions[1], "in another order, as requests are made when they arrive"
     figures = [json.loads((folder / "summary.json").read_text()) for folder in (streamed, whole)]
     parts = [[found, *found.get("pools", {}).values()] for found in figures]
-    means = [[part["tbt_seconds"].pop("mean") for part in of_run] for of_run in parts]
+    means = [[part["tbt_seconds"].pop("mean") or 0.0 for part in of_run] for of_run in parts]
     assert means[0] == pytest.approx(means[1], rel=1e-12)
     assert {**figures[0], "about": 0} == {**figures[1], "about": 0}
     lacking = {path.name for path in whole.iterdir()} - {path.name for path in streamed.iterdir()}
