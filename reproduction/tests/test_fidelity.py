@@ -109,10 +109,16 @@ def test_a_written_comparison_is_simulated_again_from_the_trace_alone(
     late = workload(OPEN, trace, capacity=40 / queued.figures["total time"])
     before = compare([pair(run, profile) for run in (queued, serve(machine, spec, OPEN, "orca", late))], profile)
     (tmp_path / "a.json").write_text(json.dumps(before))
-    again = stored.stored_runs(tmp_path / "a.json", trace, before["tables"])
+    longer = tmp_path / "longer.csv"
+    longer.write_text(Path(trace).read_text().replace(",1", ",2"))
+    with pytest.raises(ConfigError, match="another trace"):
+        stored.stored_runs(tmp_path / "a.json", [str(longer)], before["tables"])
+    again = stored.stored_runs(tmp_path / "a.json", [str(longer), trace], before["tables"])
     after = compare([pair(run, profile) for run in again], profile)
     assert after["cards"] == before["cards"]
-    others = stored.stored_runs(tmp_path / "a.json", trace, "other tables")  # whose errors of iterations do not hold
+    at_own_speed = fidelity.errors(fidelity.at_own_speed(again, profile), profile)
+    assert at_own_speed["end to end mean"]["largest"] < 0.2 * before["largest_error"]["end to end mean"]
+    others = stored.stored_runs(tmp_path / "a.json", [trace], "other tables")  # whose errors of iterations do not hold
     assert compare([pair(run, profile) for run in others], profile)["cards"] == {}
     for case, policies in before["cases"].items():
         for policy, run in policies.items():

@@ -18,6 +18,7 @@ import numpy as np
 
 from cbatch import ConfigError
 from cbatch.sim import PROFILES, Profile, load_profile
+from cbatch.sim.profile import Card
 from cbatch.sim.profile_file import make_profile, profile_text
 from cbatch.validation import Switch, whole
 from experiments.store.provenance import today, write_benchmark, write_text
@@ -45,7 +46,7 @@ Kept = tuple[dict[str, Any], list[ServedRun]]
 
 
 def main(
-    path: str = "",
+    path: tuple[str, ...] = (),
     measured: tuple[str, ...] = (),
     cases: str = "held out",
     policies: str = "",
@@ -58,7 +59,7 @@ def main(
     """Measures if there is a trace, simulates, compares, writes NAME.json.
 
     Args:
-        path: a trace file; real runs are measured, and added to those in `measured`.
+        path: a trace file; real runs are measured, and added to those in `measured`. Of written runs, all their traces.
         measured: files of kept runs, each of a card, separated by commas; with `path` at most one. Or written comparisons
             (.json), also of `capacity`: their errors are printed as one; with `path`, one is simulated again and written instead.
         cases, policies: beginnings of names to measure, separated by ";"; earlier measurements of others are kept.
@@ -70,11 +71,14 @@ def main(
     if not path and not measured:
         serve, keep = "path=azure_llm_2023_conv.csv.gz", "measured=reproduction/results/h200/fidelity.npz"
         raise ConfigError(f"fidelity: give a trace to serve on a GPU, {serve}, or kept runs, {keep}")
+    stored = bool(measured) and measured[0].endswith(".json")
+    if len(path) > 1 and not stored:
+        raise ConfigError(f"path={','.join(path)}: one trace is served at a time; give one")
     if path and len(measured) > 1:
         raise ConfigError(f"measured={','.join(measured)}: new runs go to one file; give one, or leave out path=")
     profile = load_profile(hardware)
     chosen = [replace(case, num_requests=held) for case in chosen_cases(cases, policies)]
-    if measured and measured[0].endswith(".json"):
+    if stored:
         comparisons = [Path(file) for file in measured]
         if path:
             content = json.loads(comparisons[0].read_text(encoding="utf-8"))
@@ -89,7 +93,7 @@ def main(
         if path:
             from reproduction.validation.serve import serve_cases  # loads torch
 
-            for about, served in serve_cases(chosen, path, tuple(kept[0][1]), hardware=hardware):
+            for about, served in serve_cases(chosen, path[0], tuple(kept[0][1]), hardware=hardware):
                 kept_runs.save(files[0], about, served)
                 kept = [(about, served)]
             print(f"written: {files[0]}")
@@ -111,9 +115,10 @@ def _compare_kept(kept: Sequence[Kept], profile: Profile, name: str, folder: str
 def _write_compared(
     origins: list[dict[str, Any]], runs: Sequence[ServedRun], profile: Profile, name: str, folder: str
 ) -> Path:
-    """Simulates and compares runs, whose cases name their cards; prints and writes the comparison, also at the speed of the cards."""
+    """Simulates and compares runs, whose cases name their cards; prints and writes the comparison, also at the speed of the cards and of each run."""
     found = compare([pair(run, profile) for run in runs], profile)
-    result = {"measured": origins, **found, "at_card_speed": errors_at_card_speed(runs, profile)}
+    speeds = {"at_card_speed": at_card_speed(runs, profile), "at_own_speed": at_own_speed(runs, profile)}
+    result = {"measured": origins, **found, **{name: errors(chosen, profile) for name, chosen in speeds.items()}}
     show(result)
     written = write_benchmark(name, origins[0]["hardware"], result, folder, VALIDATION)
     print(f"written: {written}")
@@ -141,24 +146,35 @@ def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:
     return {"compared": compared}
 
 
-def errors_at_card_speed(runs: Sequence[ServedRun], profile: Profile) -> dict[str, dict[str, float]]:
-    """Returns the errors of runs whose requests arrive over time, simulated at the speed of their card, by figure; `missed` exceed the target.
-
-    A card's speed is estimated from its queued runs of the same model, which are not judged.
-    """
+def at_card_speed(runs: Sequence[ServedRun], profile: Profile) -> list[tuple[ServedRun, Card]]:
+    """Returns the runs whose requests arrive over time, and the speed of their card, estimated from its queued runs of the same model."""
     cards: dict[tuple[str, str], list[ServedRun]] = defaultdict(list)
     for run in runs:
         cards[card_of(run.settings["case"])[1], run.settings["model"]].append(run)
-    sizes: dict[str, list[float]] = defaultdict(list)
+    found = []
     for of_card in cards.values():
-        known = [run for run in of_card if "step.started" in run.columns or run.settings.get("iterations")]
-        queued = [run for run in known if run.settings.get("load") is None]
-        at_speed = replace(profile, card=speed_of(queued, profile))
-        for run in of_card if queued else ():
-            if run not in queued:
-                found = figures(simulate(run, at_speed))
-                for name in TARGETS.keys() - CLOSED.keys():
-                    sizes[name].append(abs(found[name] / run.figures[name] - 1))
+        queued = [run for run in of_card if _times_known(run) and run.settings.get("load") is None]
+        speed = speed_of(queued, profile)
+        found += [(run, speed) for run in of_card if queued and run not in queued]
+    return found
+
+
+def at_own_speed(runs: Sequence[ServedRun], profile: Profile) -> list[tuple[ServedRun, Card]]:
+    """Returns the runs and the speed of each one's own iterations: what is left of their errors lies in the order of events."""
+    return [(run, speed_of([run], profile)) for run in runs if _times_known(run)]
+
+
+def _times_known(run: ServedRun) -> bool:
+    return "step.started" in run.columns or bool(run.settings.get("iterations"))
+
+
+def errors(runs: Sequence[tuple[ServedRun, Card]], profile: Profile) -> dict[str, dict[str, float]]:
+    """Returns the errors of runs simulated at these speeds, by figure; `missed` exceed the target."""
+    sizes: dict[str, list[float]] = defaultdict(list)
+    for run, speed in runs:
+        found = figures(simulate(run, replace(profile, card=speed)))
+        for name in TARGETS.keys() - CLOSED.keys():
+            sizes[name].append(abs(found[name] / run.figures[name] - 1))
     return {
         name: {
             "median": float(np.median(sizes[name])),

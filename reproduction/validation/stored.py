@@ -1,12 +1,13 @@
 """Comparisons that were written: their errors in one statement, and their runs, whose requests follow from the trace."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cbatch import ConfigError
+from cbatch import ConfigError, Request
+from cbatch.request import spec_of
 from cbatch.sim import load_profile
 from reproduction.validation.cases import CASES, SERVE, sizes, workload
 from reproduction.validation.compare import TARGETS, card_of, gpus_of, on_card, summarize, tables_of
@@ -61,13 +62,13 @@ def served_before(file: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return kept, {"measured": kept.get("measured") or {key: kept[key] for key in ("hardware", "date", "commit")}}
 
 
-def stored_runs(file: Path, path: str, tables: str) -> list[ServedRun]:
-    """Returns the runs in a file that `fidelity` wrote. path: the trace that was served.
+def stored_runs(file: Path, paths: Sequence[str], tables: str) -> list[ServedRun]:
+    """Returns the runs in a file that `fidelity` wrote. paths: the traces that were served; a run's tokens tell which.
 
     Of their iterations a file has the errors alone; they hold if the file was simulated with these tables, otherwise there are none.
 
     Raises:
-        ConfigError: the file cannot be read, or no comparison of known cases.
+        ConfigError: the file cannot be read, no comparison of known cases, or of another trace.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -80,10 +81,25 @@ def stored_runs(file: Path, path: str, tables: str) -> list[ServedRun]:
             for policy, run in policies.items():
                 if missing := TARGETS.keys() - run["measured"].keys():
                     raise KeyError(*missing)
-                asked = workload(replace(case, num_requests=run["requests"]), path, capacity).requests(None)
+                again, tokens = replace(case, num_requests=run["requests"]), _tokens(run["measured"])
+                made = (workload(again, path, capacity).requests(None) for path in paths)
+                if (asked := next((asked for asked in made if _asked_tokens(asked) == tokens), None)) is None:
+                    raise ValueError(f"{name} was served from another trace than path={','.join(paths)}")
                 settings = {"case": name, "policy": policy, **sizes(case, asked), "load": case.load, "rate": case.rate}
                 settings["iterations"] = run["iterations"] if content["tables"] == tables else {}
                 found.append(asked_run({**settings, "loop": case.loop}, run["measured"], asked))
         return found
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"measured={file}: is no comparison that bench fidelity wrote: {error!r}") from error
+
+
+def _tokens(measured: Mapping[str, float]) -> int:
+    """Returns the prompt and output tokens of a run with these figures."""
+    return round(measured["throughput"] * measured["total time"])
+
+
+def _asked_tokens(asked: Iterable[Request]) -> int:
+    """Returns the tokens of these requests, up to their true ends."""
+    return sum(
+        request.num_prompt_tokens + (spec_of(request).true_new_tokens or request.max_new_tokens) for request in asked
+    )
