@@ -117,13 +117,17 @@ class Cluster:
         drive(self, self.arrivals, on_turn)
         if self.fleet is not None:
             self.fleet.advance(self.executor.now())
-        if self.transfers is not None:
-            self.transfers.settle()
-        assert not any(engine.state.pool.num_used for engine in self.engines), (
-            "every KV block is free when nothing runs"
-        )
+        self.settle()
         self.record = self.merge()
         return self.record
+
+    def settle(self) -> None:
+        """Ends the transfers that are left after a run."""
+        if self.transfers is not None:
+            self.transfers.settle()
+        for engine in self.engines:
+            engine.settle()
+        assert not any(engine.state.pool.num_used for engine in self.engines), "every KV block is free at the end"
 
     def merge(self) -> RunRecord:
         """Returns one record of all replicas."""

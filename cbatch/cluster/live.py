@@ -126,7 +126,8 @@ class LiveCluster(Cluster):
         replica, decoder, copy = self.route(request, now)
         if self._rejected or copy is not None:
             done = "rejected a request" if self._rejected else "had a prefix copied"
-            raise PolicyError(f"router {name_of(self.router)} {done}; routers do so in simulation only")
+            remedy = "let the policy reject it" if self._rejected else "choose the replica that has it"
+            raise PolicyError(f"router {name_of(self.router)} {done}, which none does in real time; {remedy}")
         self._num_open[replica] += 1
         if self.transfers is not None and decoder != replica:
             self._decoders[request.id] = decoder

@@ -111,8 +111,6 @@ class LiveTransfers:
         self._take_late()
         self.close()
         self._take_late()
-        for engine in self._engines:
-            engine.settle()
 
     def _take_late(self) -> None:
         """Calls the functions that came too late for the replicas' threads, which have ended."""

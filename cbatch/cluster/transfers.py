@@ -197,8 +197,6 @@ class Transfers:
         """Ends the transfers that are left after a run: those of requests whose clients have left."""
         while (at := self.next_at) < inf:
             self.advance(at)
-        for engine in self._engines:
-            engine.settle()
 
     # -- called by engines, in their turns ------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class ClientArrivals(Posted):
         replica: int = 0,
         router: Inbox | None = None,
     ) -> None:
-        """router: of requests that move between replicas; gets those that leave, and those that have ended."""
+        """router: of several replicas; gets the requests that leave for others, and those that have ended."""
         super().__init__(inbox, settings.patience.seconds)
         engine.attach(self)
         self._engine, self._send, self._replica, self._router = engine, send, replica, router

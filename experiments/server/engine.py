@@ -3,7 +3,7 @@
     inbox      RequestSpec    a client asks; its `arrival_time` is of `perf_counter`
                int            id of a request whose client has left
                None           the door closes: requests that have not ended are cut, and the loop ends
-               others         what replicas between which requests move send to the thread that routes: see `LiveCluster`
+               others         what replicas send to the thread that routes: see `LiveCluster`
     outbox     int            it serves; the most tokens of a request
                Turn           after each turn of the loop that has changed something
                dict or str    it has ended: the run's summary, or the error
@@ -19,12 +19,12 @@ from threading import Lock
 from traceback import format_exception
 from typing import Any
 
-from cbatch import CbatchError, ConfigError, Engine, Request, RunRecord
+from cbatch import CbatchError, Engine, Request, RunRecord
 from cbatch.cluster import Cluster, LiveCluster
 from cbatch.facts import facts_of
 from experiments.serve import decisions_of, serve
 from experiments.server.clients import ClientArrivals, Inbox, Send, Turn
-from experiments.server.replicas import serve_moving, serve_replicas
+from experiments.server.replicas import serve_replicas
 from experiments.server.settings import ServerSettings
 from experiments.settings.error_lines import one_line
 from experiments.setup.assemble import Run
@@ -51,17 +51,10 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: P
             most = min(settings.longest, engine.state.pool.num_tokens + 1)  # the last token never enters the KV cache
             engine.check_fits(Request(0, most - 1, 1))  # so does any other
             engine.leaps, longest = False, max(longest, most)  # clients see each token when it comes
-        if settings.backend.simulated and isinstance(run.engine, Cluster) and run.engine.transfers is not None:
-            raise ConfigError(
-                "backend.pools: requests do not move between a server's simulated replicas; give role=both"
-            )
-        moving = run.engine.transfers if isinstance(run.engine, Cluster) else None
-        clients = _clients(settings, run.engine.engines, inbox, send, moving is not None)
+        clients = _clients(settings, run.engine.engines, inbox, send)
         send(longest)
         try:
-            if isinstance(run.engine, LiveCluster) and moving is not None:
-                serve_moving(run.engine, clients, inbox)
-            elif isinstance(run.engine, Cluster):
+            if isinstance(run.engine, LiveCluster):
                 serve_replicas(run.engine, clients, inbox)
             else:
                 clients[0].serve()
@@ -78,10 +71,8 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: P
     return run.engine.record
 
 
-def _clients(
-    settings: ServerSettings, engines: Sequence[Engine], inbox: Inbox, send: Send, moving: bool
-) -> Sequence[ClientArrivals]:
-    """Returns the arrivals of each engine; of several, each has an inbox of its own, and messages are sent one at a time. moving: between them."""
+def _clients(settings: ServerSettings, engines: Sequence[Engine], inbox: Inbox, send: Send) -> Sequence[ClientArrivals]:
+    """Returns the arrivals of each engine; of several, each has an inbox of its own, and messages are sent one at a time."""
     if len(engines) == 1:
         return [ClientArrivals(settings, engines[0], inbox, send)]
     lock = Lock()
@@ -90,5 +81,4 @@ def _clients(
         with lock:
             send(message)
 
-    router = inbox if moving else None
-    return [ClientArrivals(settings, each, Inbox(), send_alone, number, router) for number, each in enumerate(engines)]
+    return [ClientArrivals(settings, each, Inbox(), send_alone, number, inbox) for number, each in enumerate(engines)]

@@ -205,7 +205,7 @@ def assemble(
             kind = "random weights" if spec.path is None else f"weights from {spec.path}"
             where = backend.hardware(setups[0].cost.profile)
             log(f"loading {spec.name} on {where}: {spec.weight_bytes / 1e9:.1f} GB of {kind}")
-    server = _server(settings, setups)
+    server = _server(settings, setups, live=largest is not None or not backend.simulated)
     try:
         policies = [setup.policy for setup in setups for _ in range(setup.settings.backend.replicas)]
         if isinstance(server, ReplicatedServer):
@@ -244,8 +244,8 @@ def _arrivals(settings: Settings, vocabulary: Vocabulary | None) -> Arrivals:
     return Streamed(requests.stream if isinstance(requests, Drawn) else in_order)
 
 
-def _server(settings: Settings, setups: Sequence[Setup]) -> Server | ReplicatedServer:
-    """Builds the servers of all pools."""
+def _server(settings: Settings, setups: Sequence[Setup], live: bool) -> Server | ReplicatedServer:
+    """Builds the servers of all pools. live: whether time is real."""
     servers, pools, first_gpu, backend = list[Server](), list[str](), 0, settings.backend
     for setup in setups:
         built = setup.servers(first_gpu)
@@ -253,12 +253,14 @@ def _server(settings: Settings, setups: Sequence[Setup]) -> Server | ReplicatedS
         first_gpu += len(built) * setup.settings.backend.gpus_per_replica
     roles = [Role(setup.settings.backend.role) for setup in setups for _ in range(setup.settings.backend.replicas)]
     moves = moves_of(settings, setups, roles)
+    if live and backend.simulated and moves is not None:
+        raise ConfigError("backend.pools: requests do not move between a server's simulated replicas; give role=both")
     scaler = settings.autoscale
     if scaler is None and backend.scaling != type(backend.scaling)():
         raise ConfigError("backend.scaling: has no effect without an autoscaler; give autoscale=NAME")
     if len(servers) == 1:
         return servers[0]
-    cluster = Cluster if backend.simulated else LiveCluster
+    cluster = LiveCluster if live else Cluster
     scaling = None if scaler is None else Scaling(scaler, **vars(backend.scaling))
     prices = [price for setup in setups for price in setup.prices]
     options = backend.staleness, cluster, scaling, prices, roles, moves

@@ -364,7 +364,7 @@ def test_kept_blocks_stay_until_the_iterations_that_write_to_them_have_ended() -
     prefiller.step()
     at_decoder.get(timeout=LONG)()
     assert decoder.state.pool.num_used == request.num_prompt_tokens // 8
-    cluster.transfers.settle()
+    cluster.settle()
     assert decoder.state.pool.num_used == 0
     cluster.executor.close()
 

@@ -160,7 +160,7 @@ class Threads:
         self.ended += self.cluster.take_in([self.sent.popleft()])
 
     def settle(self) -> None:
-        self.cluster.transfers.settle()
+        self.cluster.settle()
         self.cluster.executor.close()
         check_empty(self.cluster)
         assert self.cluster._num_open == [0] * len(self.replicas) and not self.cluster._decoders

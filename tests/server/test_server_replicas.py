@@ -18,7 +18,7 @@ from cbatch.request import Request, RequestSpec
 from experiments.server import engine as server_engine
 from experiments.server.clients import Message, Turn
 from experiments.server.meters import Meters
-from experiments.server.replicas import serve_moving
+from experiments.server.replicas import serve_replicas
 from experiments.store.tables import read_requests, read_steps
 
 TWO = ("backend.replicas=2",)
@@ -131,7 +131,9 @@ def test_nothing_is_kept_of_a_request_but_its_results(
 ) -> None:
     """After 12 requests, of which some leave, also as they end, tables are as long as after 3: those of results alone grow, and the index of cached blocks."""
     seen: list[Any] = []
-    monkeypatch.setattr(server_engine, "serve_moving", lambda *served: (seen.extend(served), serve_moving(*served))[1])
+    monkeypatch.setattr(
+        server_engine, "serve_replicas", lambda *served: (seen.extend(served), serve_replicas(*served))[1]
+    )
     lengths = []
     for number in (3, 12):
         specs = [spec(id_, [*range(3 + 7 * id_)], 12) for id_ in range(number)]
@@ -201,7 +203,9 @@ def test_a_failure_ends_replicas_between_which_requests_move(tmp_path: Path) -> 
 
     keys = "policy=orca", "policy._target_=failing_policies.Fails", *TINY[1:4], *ROLES, "backend.transfers.push=true"
     _, *turns, said = converse(tmp_path / "run", answer, *keys)
-    assert "the policy's fault" in said and "the policy's fault" in summary(tmp_path / "run")["about"]["error"]
+    figures = summary(tmp_path / "run")
+    assert "the policy's fault" in said and "the policy's fault" in figures["about"]["error"]
+    assert figures["about"]["cut"] == figures["run"]["cancelled_requests"]
     ended = [end for turn in turns for end in turn.ended]
     assert {end.finish_reason for end in ended} == {FinishReason.CANCELLED} and len(ended) <= 6
 
@@ -246,7 +250,10 @@ def test_who_leaves_and_who_stays_are_on_their_replica(tmp_path: Path) -> None:
     [
         (("policy._target_=failing_policies.Fails",), "the policy's fault"),
         (("backend.router._target_=test_server_replicas.Sends",), "router Sends, request 7: choose() returned 2"),
-        (("backend.router._target_=test_server_replicas.Rejects",), "router Rejects rejected a request; a server's"),
+        (
+            ("backend.router._target_=test_server_replicas.Rejects",),
+            "router Rejects rejected a request, which none does in real time",
+        ),
     ],
     ids=["policy", "router", "rejects"],
 )
