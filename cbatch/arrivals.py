@@ -205,7 +205,7 @@ class Streamed(Listed):
 class Posted(Listed):
     """Requests that another thread posts during the run. Until the last message, their source counts as an unfinished request.
 
-    messages: a request for each arrival, and None after the last arrival.
+    messages: a request for each arrival, functions to call, and None after the last arrival.
     """
 
     def __init__(self, messages: "SimpleQueue[Any]", patience: float = inf) -> None:
@@ -217,7 +217,9 @@ class Posted(Listed):
 
     def receive(self, message: Any) -> None:
         """Takes in a message, on the thread that serves."""
-        if message is not None:
+        if callable(message):
+            message()
+        elif message is not None:
             self.add([message])
         elif self._is_open:
             self.num_unfinished, self._is_open = self.num_unfinished - 1, False

@@ -68,7 +68,6 @@ def _replay(run_folder: str, *arguments: str) -> int:
 
 
 def _of_replicas(settings: Settings) -> list[Settings]:
-    """Returns the settings of each replica."""
     return [of_pool for of_pool in pools_of(settings).values() for _ in range(of_pool.backend.replicas)]
 
 

@@ -36,12 +36,6 @@ class _Replica(Posted):
         self._engine, self._send = engine, send
         self.thread = Thread(target=self._serve, name="replica", daemon=True)
 
-    def receive(self, message: Any) -> None:
-        if callable(message):
-            message()
-        else:
-            super().receive(message)
-
     def left(self, prefilled: Prefilled) -> None:
         self._send(prefilled)
 

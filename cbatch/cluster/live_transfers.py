@@ -231,7 +231,6 @@ class LiveTransfers:
             self._in_order(sent.pair, partial(self._tell, decoder, partial(inbox.freed.append, loading)))
 
     def _copy(self, sent: SentBlocks, missing: NDArray[np.int64], moved: Moved) -> None:
-        """Begins to copy the missing blocks."""
         start = self._engines[sent.pair[1]].now()
         sent.latest = copy = self._copies[sent.pair]((moved.blocks[missing], sent.blocks[missing]))
         sent.there[missing] = True

@@ -78,10 +78,6 @@ class PrefixCache:
                     self.submitted.append(request.id)
                     call(self.pool.eviction, "on_submit", request, prefix.hashes(number)[:number])
 
-    def num_cached(self, request: Request) -> int:
-        """Returns the prompt tokens of a request that the cache holds. The request may belong to another engine."""
-        return Prefix(request, self.pool, self._table).num_cached
-
     def found(self, request: Request) -> Sequence[BlockHash]:
         """Returns the hashes of the blocks that a waiting request finds."""
         prefix: Prefix = request._prefix

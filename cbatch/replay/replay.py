@@ -283,7 +283,6 @@ class _Replay(Hooked):
 
 
 def _mark(request: ReplayedRequest, reason: FinishReason, now: float) -> None:
-    """Marks a request as ended."""
     request.status, request.finish_reason, request.finished_at = Status.FINISHED, reason, now
     request.count_recomputed(request.computed)
     request.num_output_tokens = request.known - request.num_prompt_tokens

@@ -109,10 +109,6 @@ def transfers_of(run: Gathered, window: Window) -> Figures:
         "number": len(ended),
         "tokens": sum(transfer.num_tokens for transfer in ended),
         "bytes": (num_bytes := sum(transfer.num_bytes for transfer in ended)),
-        "visible_seconds": _mean([transfer.ended - transfer.started for transfer in ended]),
+        "visible_seconds": sum(each.ended - each.started for each in ended) / len(ended) if ended else math.nan,
         "hidden_share": sum(each.hidden * each.num_bytes for each in ended) / num_bytes if num_bytes else math.nan,
     }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan

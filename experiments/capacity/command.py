@@ -184,7 +184,6 @@ def _regret(capacity: Capacity, settings: SearchSettings) -> dict[str, float]:
 
 
 def _curve(shares: Shares) -> dict[str, Any]:
-    """Returns the shares at each rate."""
     low, high = shares.band()
     columns = {"replications": shares.num_replications, "rate": shares.rates, "share": shares.share()}
     columns |= {"low": low, "high": high}

@@ -64,7 +64,6 @@ class _Watched:
 
 
 def _serve(eviction: Eviction, workload: Workload) -> History:
-    """Serves a workload with a copy of the eviction."""
     kv = KVSize(workload.num_blocks, BLOCK)
     server = Server(SimExecutor(EVEN_COST), LIMITS, EVEN_COST, kv, prefix_cache=eviction)
     requests = workload.made()

@@ -44,7 +44,6 @@ class Property(NamedTuple):
 
 
 def _find_ending(ending: Ending, history: PolicyHistory, chunk: int) -> Violations:
-    """Finds runs with this ending."""
     if history.ending is ending:
         yield Violation(len(history.decisions) - 1, history.why)
 

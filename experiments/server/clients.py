@@ -111,8 +111,8 @@ class ClientArrivals(Posted):
             case None if self._is_open:
                 super().receive(None)
                 self.give_up()
-            case _ if callable(message):
-                message()
+            case _:
+                super().receive(message)
 
     def adopted(self, request: Request) -> None:
         """Takes a request that is here from now on."""

@@ -128,7 +128,6 @@ def _drawn(pickled: bytes, number: int | None, num_requests: int | None) -> Sequ
 
 
 def _replication(pickled: bytes, number: int, num_requests: int) -> Sequence[RequestSpec]:
-    """Returns the requests of a replication."""
     if not isinstance(pickle.loads(pickled), TraceReplay):
         return _drawn(pickled, number, num_requests)
     return _drawn(pickled, None, None)[number * num_requests :][:num_requests]

@@ -111,7 +111,6 @@ class PromptFile(Workload, Fit):
     def _trace(
         self, lines: Sequence[PromptLine], prompts: Sequence[Sequence[int]], vocabulary: Vocabulary | None
     ) -> Trace:
-        """Returns the columns of lines with these prompts."""
         seeds = request_seeds(self.seed, Purpose.SAMPLING, len(lines)).tolist()
         columns = {name: [getattr(line, name) for line in lines] for name in _FIELDS}
         sampled = zip(lines, seeds, strict=True)
@@ -161,7 +160,6 @@ class PromptFile(Workload, Fit):
 
 
 def _prompt(path: str, number: int, line: PromptLine, vocabulary: Vocabulary | None) -> list[int]:
-    """Returns the token ids of a line."""
     if line.token_ids is not None:
         if vocabulary is not None and (largest := max(line.token_ids)) >= vocabulary.size:
             remedy = f"give ids from 0 to {vocabulary.size - 1}"

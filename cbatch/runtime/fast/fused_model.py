@@ -21,7 +21,7 @@ from cbatch.runtime.batch import Extents, Fields
 from cbatch.runtime.fast.argmax import CHUNK, argmax, choose_share, search_share
 from cbatch.runtime.fast.fused_ops import add_norm, rotate_and_store
 from cbatch.runtime.fast.linear import Product
-from cbatch.runtime.gpu.exchange import Exchange, Meeting, connect
+from cbatch.runtime.gpu.exchange import Exchange, Meeting
 from cbatch.runtime.gpu.memory import box_rows
 from cbatch.runtime.gpu.peers import send
 from cbatch.runtime.gpu.ranks import Steps, finish
@@ -226,7 +226,8 @@ def exchanges_of(spec: ModelSpec, limits: Limits, layers: Layers, devices: Seque
         )
         for index, device in enumerate(devices)
     ]
-    connect(exchanges)
+    for exchange in exchanges:
+        exchange.meet(exchanges)
     return exchanges
 
 

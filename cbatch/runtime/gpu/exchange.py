@@ -159,7 +159,7 @@ class Awaited(NamedTuple):
 
 
 class Exchange:
-    """One rank's side of all meetings of its stage. Made by `connect`.
+    """One rank's side of all meetings of its stage; `meet` comes first.
 
     vocabulary: size of the vocabulary. first_token: first token of this rank's share. num_chunks: chunks searched per rank.
     table: values and tokens, [rows, ranks * chunks] each; the likeliest token of every chunk of all ranks.
@@ -230,12 +230,6 @@ class Exchange:
         """Makes kernels wait for each other from now on. No rank may be computing: the caller synchronizes before and after."""
         self.arrived.zero_()
         self.bases.zero_()
-
-
-def connect(exchanges: Sequence[Exchange]) -> None:
-    """Exchanges addresses among the ranks of a group."""
-    for exchange in exchanges:
-        exchange.meet(exchanges)
 
 
 def push(part: torch.Tensor, meeting: Meeting, *, dependent: bool) -> None:
