@@ -13,10 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from importlib import metadata
 from itertools import product
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -31,10 +28,9 @@ from experiments.store.provenance import spread, write_benchmark
 from policies.evictions import LRU
 from policies.orca import Orca
 from reproduction import BENCH, RESULTS
-from reproduction.bench.peers.cases import UNITS, Case
-from reproduction.bench.peers.measure import LABELS, Engine, graphics_card, start, store, write_checkpoint
+from reproduction.bench.peers.cases import Case
+from reproduction.bench.peers.measure import Engine, add_row, graphics_card, started
 from reproduction.bench.peers.measure import serve as serve_checked
-from reproduction.bench.peers.turns import in_turn
 from reproduction.bench.peers.vllm_engine import ENVIRONMENT
 
 LONGEST = 8192
@@ -90,28 +86,12 @@ def _measure_peer(
 ) -> None:
     """Serves the work on another engine; adds each piece to peers.json when it has been measured."""
     os.environ.update(ENVIRONMENT)
-    spec, label = load_spec(case.model), LABELS[engine]
-    (hardware, driver), version = graphics_card(), metadata.version(label.lower())
-    with TemporaryDirectory() as checkpoint, in_turn(turns) as wait:
-        write_checkpoint(spec, Path(checkpoint))
-        kv = kv_tokens if turns else 0
-        built = start(engine, Path(checkpoint), case, LONGEST, "", kv, spec, prefix_cache=True)
-        with closing(built) as peer:
-            peer.serve(equal_requests(8, 300, 16, spec.vocab_size))
-            wait()
-            for work in works:
-                figures = _repeated(f"{work}, {label}", work, partial(serve_peer, peer), repeats)
-                found = {
-                    "case": work,
-                    "section": [case.work, work],
-                    "row": f"{label} {version}",
-                    "unit": UNITS[case.work],
-                    "driver": driver,
-                    "engine": {"name": label, "version": version, "environment": ENVIRONMENT, **peer.settings},
-                    **case._asdict(),
-                    "figures": {"value": figures["seconds"], **figures},
-                }
-                print(f"written: {store(f'{engine}-{version}-{work}', hardware, found, folder)}", flush=True)
+    spec = load_spec(case.model)
+    warm_up, cache = equal_requests(8, 300, 16, spec.vocab_size), kv_tokens if turns else 0
+    with started(engine, case, spec, LONGEST, warm_up, kv_tokens=cache, turns=turns, prefix_cache=True) as (peer, _):
+        for work in works:
+            figures = _repeated(f"{work}, {engine}", work, partial(serve_peer, peer), repeats)
+            add_row(engine, work, case, peer.settings, {"value": figures["seconds"], **figures}, folder)
 
 
 def _repeated(

@@ -28,7 +28,6 @@ class StandIn:
         self.settings = arguments
 
     def generate(self, input_ids: Sequence[Sequence[int]], sampling_params: Sequence[Any]) -> list[Any]:
-        assert not self.settings["disable_radix_cache"]
         most = [self.settings["context_length"] - 1 - len(prompt) - 1 for prompt in input_ids]
         asked = [each["max_new_tokens"] - self.missing for each in sampling_params]
         outputs = [[7] * min(each) for each in zip(most, asked, strict=True)]
@@ -44,10 +43,10 @@ def forty(again: int) -> Iterator[list[Request]]:
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sglang_engine, "import_module", lambda name: SimpleNamespace(Engine=StandIn))
-    monkeypatch.setattr(shared_prefixes, "metadata", SimpleNamespace(version={"sglang": "0.5"}.__getitem__))
-    monkeypatch.setattr(shared_prefixes, "graphics_card", lambda: CARD)
+    monkeypatch.setattr(measure, "metadata", SimpleNamespace(version={"sglang": "0.5"}.__getitem__))
+    monkeypatch.setattr(measure, "graphics_card", lambda: CARD)
     monkeypatch.setattr(shared_prefixes, "WORKS", {"groups": forty, "chat": forty})
-    monkeypatch.setattr(shared_prefixes, "write_checkpoint", lambda spec, folder: None)
+    monkeypatch.setattr(measure, "write_checkpoint", lambda spec, folder: None)
 
 
 def test_shared_prompts_on_another_engine_are_a_row_of_the_page(tmp_path: Path) -> None:
@@ -57,6 +56,7 @@ def test_shared_prompts_on_another_engine_are_a_row_of_the_page(tmp_path: Path) 
     engines = json.loads((folder / "peers.json").read_text())["engines"]
     assert list(engines) == ["sglang-0.5-chat", "sglang-0.5-groups"]
     assert engines["sglang-0.5-chat"]["figures"]["hit_share"]["median"] == 10 / 40
+    assert engines["sglang-0.5-chat"]["engine"]["arguments"]["disable_radix_cache"] is False
     [row] = [line for line in page.text(folder).splitlines() if line.startswith("| groups, SGLang 0.5")]
     assert row.endswith("25.0% |")
 
@@ -84,9 +84,19 @@ def test_less_time_is_faster(unit: str, faster: str, tmp_path: Path, monkeypatch
     assert faster in page.comparison(tmp_path)
 
 
-def test_engines_without_shared_prompts_have_no_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = dict[str, Any]()
-    monkeypatch.setattr(sglang_engine, "import_module", lambda name: SimpleNamespace(Engine=asked.update))
-    spec: Any = SimpleNamespace(kv_bytes_per_token=1)
-    measure.start("sglang", Path("folder"), measure.CASES["one"], 544, "", 0, spec)
-    assert asked["disable_radix_cache"] is True
+def test_another_engine_serves_our_benchmarks_without_a_prefix_cache(tmp_path: Path) -> None:
+    measure.main(engine="sglang", cases="one;decode", repeats=2, folder=str(tmp_path))
+    [path] = tmp_path.glob("*/peers.json")
+    engines = json.loads(path.read_text())["engines"]
+    decode, one = engines["sglang-0.5-decode-2048"], engines["sglang-0.5-one"]
+    assert (decode["requests"], decode["prompt_tokens"], decode["output_tokens"]) == (32, 32 * 256, 32 * 2048)
+    for row, tokens in ((decode, 2048), (one, 512)):
+        value, seconds = (row["figures"][name]["max"] for name in ("value", "seconds"))
+        assert value == pytest.approx(
+            seconds / tokens * 1e3 if row is decode else tokens / row["figures"]["seconds"]["min"]
+        )
+        assert row["engine"]["arguments"]["disable_radix_cache"] is True
+    names = [
+        line.split("|")[1].strip() for line in page.text(path.parent).splitlines() if "| " in line and "SGLang" in line
+    ]
+    assert names == ["2048 new, SGLang 0.5, async", "SGLang 0.5"]

@@ -39,16 +39,18 @@ class Case(NamedTuple):
         ends = {"trace": f", batch {self.batch}{budget}", "decode": f", {loop}", "pd": budget}
         return ends.get(self.work, "")
 
+    def section(self, name: str) -> list[str]:
+        """Returns the page's section, and what precedes the engine's name there. name: of the case."""
+        before = {"decode": [f"{self.new} new"], "prefixes": [name]}
+        return [self.work, *before.get(self.work, [])]
+
 
 CASES = {
     "trace-256-2048": Case("trace", "llama-3.1-8b", batch=256, budget=2048),
     "trace-128-2048": Case("trace", "llama-3.1-8b", batch=128, budget=2048),
-    "trace-128-8192": Case("trace", "llama-3.1-8b", batch=128, budget=8192),
     "decode-2048": Case("decode", "llama-3.1-8b", batch=32, budget=8192, new=2048),
-    "decode-8192": Case("decode", "llama-3.1-8b", batch=32, budget=8192, new=8192),
     "one": Case("one_request", "llama-2-7b", batch=1, budget=2048, new=512),
     "pd-256": Case("pd", "llama-13b", batch=18, budget=256),
-    "pd-512": Case("pd", "llama-13b", batch=18, budget=512),
 }
 """The most important first; the keys name results files."""
 

@@ -11,7 +11,8 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -63,29 +64,44 @@ def main(
     os.environ.update(ENVIRONMENT)
     for name in beginning_with("cases", cases, CASES):
         case = CASES[name]
-        spec, unit = load_spec(case.model), UNITS[case.work]
+        spec = load_spec(case.model)
         requests = requests_of(case, spec, path)
-        label = LABELS.get(engine, "transformers")
-        (hardware, driver), version = graphics_card(), metadata.version(label.lower())
-        start_seconds, seconds, settings = run(engine, attention, case, spec, requests, repeats, kv_tokens, turns)
-        values = spread([speed(case, requests, taken) for taken in seconds])
-        row = f"{label} {version}{case.row('async' if settings['async_scheduling'] else 'sync')}"
-        print(f"{row}: {unit} {values['median']:.6g} ({values['min']:.6g} to {values['max']:.6g})", flush=True)
-        found = {
-            "case": name,
-            "section": [case.work, *([f"{case.new} new"] if case.work == "decode" else [])],
-            "row": row,
-            "unit": unit,
-            "driver": driver,
-            "engine": {"name": label, "version": version, "environment": ENVIRONMENT, **settings},
-            **case._asdict(),
+        longest = max(request.max_tokens for request in requests)
+        warm_up = shortened(requests, min(case.batch, WARM_UP_REQUESTS))
+        with started(engine, case, spec, longest, warm_up, attention, kv_tokens, turns) as (peer, start_seconds):
+            seconds, settings = [serve(peer, requests) for _ in range(repeats)], peer.settings
+        about = {
             "requests": len(requests),
             "prompt_tokens": sum(request.num_prompt_tokens for request in requests),
             "output_tokens": sum(request.max_new_tokens for request in requests),
             "start_seconds": start_seconds,
-            "figures": {"value": values, "seconds": spread(seconds)},
         }
-        print(f"written: {store(f'{engine}-{version}-{name}', hardware, found, folder)}", flush=True)
+        figures = {"value": spread([speed(case, requests, taken) for taken in seconds]), "seconds": spread(seconds)}
+        add_row(engine, name, case, settings, figures, folder, **about)
+
+
+def add_row(
+    engine: Name, name: str, case: Case, settings: dict[str, Any], figures: dict[str, Any], folder: str, **about: Any
+) -> None:
+    """Prints what a piece of work took and adds it to peers.json. figures: the speed is `value`. about: the work."""
+    label = LABELS.get(engine, "transformers")
+    (hardware, driver), version = graphics_card(), metadata.version(label.lower())
+    row = f"{label} {version}{case.row('async' if settings['async_scheduling'] else 'sync')}"
+    found = {
+        "case": name,
+        "section": case.section(name),
+        "row": row,
+        "unit": UNITS[case.work],
+        "driver": driver,
+        "engine": {"name": label, "version": version, "environment": ENVIRONMENT, **settings},
+        **case._asdict(),
+        **about,
+        "figures": figures,
+    }
+    values = figures["value"]
+    shown = f"{values['median']:.6g} ({values['min']:.6g} to {values['max']:.6g})"
+    print(f"{name}, {row}: {UNITS[case.work]} {shown}", flush=True)
+    print(f"written: {store(f'{engine}-{version}-{name}', hardware, found, folder)}", flush=True)
 
 
 def store(name: str, hardware: str, found: dict[str, Any], folder: str) -> Path:
@@ -96,29 +112,30 @@ def store(name: str, hardware: str, found: dict[str, Any], folder: str) -> Path:
     return write_json(path, {"benchmark": "peers", "hardware": hardware, "engines": dict(sorted(engines.items()))})
 
 
-def run(
+@contextmanager
+def started(
     name: Name,
-    attention: str,
     case: Case,
     spec: ModelSpec,
-    requests: Sequence[Request],
-    repeats: int,
+    longest: int,
+    warm_up: Sequence[Request],
+    attention: str = "",
     kv_tokens: int = 0,
     turns: str = "",
-) -> tuple[float, list[float], dict[str, Any]]:
-    """Starts an engine, warms it up, serves the requests; returns seconds of the start and of each run, and its settings."""
+    *,
+    prefix_cache: bool = False,
+) -> Iterator[tuple[Engine, float]]:
+    """Yields an engine that has served `warm_up` and whose turn it is, and the seconds of its start. The other arguments are those of `start`."""
+    graphics_card()  # is missed now rather than when all has been measured
     with TemporaryDirectory() as checkpoint, in_turn(turns) as wait:
         write_checkpoint(spec, Path(checkpoint))
-        longest = max(request.max_tokens for request in requests)
         began = time.perf_counter()
-        engine = start(name, Path(checkpoint), case, longest, attention, kv_tokens, spec)
-        start_seconds = time.perf_counter() - began
-        try:
-            serve(engine, shortened(requests, min(case.batch, WARM_UP_REQUESTS)))
+        engine = start(name, Path(checkpoint), case, longest, attention, kv_tokens, spec, prefix_cache=prefix_cache)
+        seconds = time.perf_counter() - began
+        with closing(engine):
+            serve(engine, warm_up)
             wait()
-            return start_seconds, [serve(engine, requests) for _ in range(repeats)], engine.settings
-        finally:
-            engine.close()
+            yield engine, seconds
 
 
 def start(
