@@ -108,9 +108,9 @@ def main(
 
 
 def _text(value: Any) -> str:
-    return (
-        str(value) if isinstance(value, bool | str) else f"{value['median'] if isinstance(value, dict) else value:.5g}"
-    )
+    if isinstance(value, bool | str):
+        return str(value)
+    return f"{value['median'] if isinstance(value, dict) else value:.5g}"
 
 
 def name_of(work: Text, drafts: int) -> str:
@@ -119,9 +119,8 @@ def name_of(work: Text, drafts: int) -> str:
 
 
 def _limits(works: Sequence[Text], drafts: int) -> Limits:
-    return Limits(
-        max(work.number for work in works), 8192, max(work.prompt + work.new for work in works), max_drafts=drafts
-    )
+    longest = max(work.prompt + work.new for work in works)
+    return Limits(max(work.number for work in works), 8192, longest, max_drafts=drafts)
 
 
 def _expected(work: Text, vocabulary: int, k: int, skips: float | None = None, **counting: bool) -> float:
@@ -169,9 +168,9 @@ def _figures(record: RunRecord, work: Text) -> dict[str, float]:
     steps = [record.steps[place] for place in places]
     period = float(np.mean([record.steps[place + 1].started - record.steps[place].started for place in places]))
     device = float(np.mean([step.ended - step.started for step in steps]))
-    counts = {
-        name: sum(getattr(step, f"num_{name}") for step in record.steps) for name in ("drafts", "accepted", "drafted")
-    }
+    drafts, accepted, drafted = (
+        sum(getattr(step, f"num_{name}") for step in record.steps) for name in ("drafts", "accepted", "drafted")
+    )
     parts = {
         "plan_and_launch_ms": [step.launched_at - step.planned_at for step in steps],
         "start_ms": [step.started - step.launched_at for step in steps],
@@ -183,8 +182,8 @@ def _figures(record: RunRecord, work: Text) -> dict[str, float]:
         "ms_per_iteration": period * 1e3,
         "device_ms": device * 1e3,
         "host_share": max(1 - device / period, 0.0),
-        "acceptance": counts["accepted"] / max(counts["drafts"], 1),
-        "acceptance_length": 1 + counts["accepted"] / max(counts["drafted"], 1),
+        "acceptance": accepted / max(drafts, 1),
+        "acceptance_length": 1 + accepted / max(drafted, 1),
         **{name: float(np.mean(seconds)) * 1e3 for name, seconds in parts.items()},
     }
 
@@ -194,7 +193,7 @@ def _vllm(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     import os
 
-    from reproduction.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine
+    from reproduction.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine, ngrams_of
 
     os.environ.update(ENVIRONMENT)
     limits = _limits(works, drafts)
@@ -202,14 +201,7 @@ def _vllm(
         Path(str(spec.path)),
         Case("drafts", spec.name, limits.max_batch, limits.max_tokens),
         limits.max_request_tokens + ROOM,
-        load_format="auto",
-        disable_log_stats=False,  # counts drafts
-        speculative_config={
-            "method": method,
-            "num_speculative_tokens": drafts,
-            "prompt_lookup_min": 5,
-            "prompt_lookup_max": 5,
-        },
+        **ngrams_of(method, drafts, shortest=5),
     )
     try:
         engine.serve(Text(limits.max_batch, 64, 16).requests(spec.vocab_size))

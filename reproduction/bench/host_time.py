@@ -97,11 +97,8 @@ def divided(events: Sequence[Any]) -> dict[str, Any]:
     marks = sorted((event for event in events if event.name == MARK), key=_place)
     _, begin, *_, end = times = [mark.time_range.end for mark in marks]
     milliseconds, first = 1e3 * (len(times) - 2), times[len(times) // 2]
-    last, spent, lanes = (
-        first + 1e3 * SHOWN_MS,
-        dict.fromkeys((*KINDS, DEVICE), 0.0),
-        [(first, first + 1e3 * SHOWN_MS, USER)],
-    )
+    last, spent = first + 1e3 * SHOWN_MS, dict.fromkeys((*KINDS, DEVICE), 0.0)
+    lanes = [(first, last, USER)]
     for event in sorted(events, key=_place):
         device, (start, stop) = event.device_type == on_gpu, (event.time_range.start, event.time_range.end)
         if event.name == MARK or not (device or event.thread == marks[0].thread):

@@ -26,7 +26,7 @@ from reproduction.bench.drafts import counters
 from reproduction.bench.in_vllm.model import VLLM
 from reproduction.bench.peers.cases import Case
 from reproduction.bench.peers.measure import graphics_card, store
-from reproduction.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine
+from reproduction.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine, ngrams_of
 
 BATCH, BUDGET, LONGEST, STOP, DRAFTS = 24, 512, 480, 7, 3
 BLOCKS = 320
@@ -67,20 +67,13 @@ def main(
             Case("drafts", spec.name, BATCH, BUDGET),
             LONGEST,
             dtype=spec.dtype,
-            load_format="auto",
             gpu_memory_utilization=memory_share,
             num_gpu_blocks_override=BLOCKS,
             block_size=16,
             enforce_eager=True,
-            disable_log_stats=False,  # counts drafts
             attention_config={"backend": "TRITON_ATTN"},
             scheduler_cls="reproduction.bench.in_vllm.turns.TurnsScheduler",
-            speculative_config={
-                "method": method,
-                "num_speculative_tokens": DRAFTS,
-                "prompt_lookup_min": 1,
-                "prompt_lookup_max": 5,
-            },
+            **ngrams_of(method, DRAFTS, shortest=1),
         )
         with closing(engine):
             first: list[list[int]] = []
@@ -107,16 +100,9 @@ def main(
                     "largest_shortfall": max(map(max, missed)),
                     "all_blocks_returned": float(engine.is_empty()),
                 }
-                print(
-                    f"{method} {side}: " + ", ".join(f"{key} {value:.6g}" for key, value in figures[side].items()),
-                    flush=True,
-                )
-                about: dict[str, Any] = {
-                    "section": ["drafts"],
-                    "requests": requests,
-                    "figures": figures,
-                    "engine": engine.settings,
-                }
+                shown = ", ".join(f"{key} {value:.6g}" for key, value in figures[side].items())
+                print(f"{method} {side}: {shown}", flush=True)
+                about = {"section": ["drafts"], "requests": requests, "figures": figures, "engine": engine.settings}
                 written = store(f"vllm-tokens-{method}", hardware, about, folder)
     print(f"written: {written}")
 

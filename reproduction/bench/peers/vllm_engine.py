@@ -31,6 +31,13 @@ def cache_of(num_bytes: int) -> dict[str, Any]:
     return {"kv_cache_memory_bytes": num_bytes, "gpu_memory_utilization": 0.01} if num_bytes else {}
 
 
+def ngrams_of(method: str, drafts: int, shortest: int) -> dict[str, Any]:
+    """Returns the arguments of `vllm.LLM` for counted drafts of n-grams of up to 5 tokens, by the weights of a checkpoint."""
+    lengths = {"prompt_lookup_min": shortest, "prompt_lookup_max": 5}
+    speculation = {"method": method, "num_speculative_tokens": drafts, **lengths}
+    return {"speculative_config": speculation, "load_format": "auto", "disable_log_stats": False}
+
+
 class VllmEngine:
     """`vllm.LLM` with random weights.
 
@@ -55,9 +62,8 @@ class VllmEngine:
             "attention_config": {"backend": "FLASH_ATTN", "flash_attn_version": 3},
             **arguments,
         }
-        self._llm = self._vllm.LLM(
-            model=str(checkpoint), **deepcopy(self._arguments)
-        )  # vLLM writes to those of speculation
+        # vLLM writes to those of speculation
+        self._llm = self._vllm.LLM(model=str(checkpoint), **deepcopy(self._arguments))
 
     @property
     def settings(self) -> dict[str, Any]:
