@@ -18,8 +18,8 @@ from experiments.profile.kernels import _detach_cupti_at_exit
 from reproduction.bench.missing_events import FAULTS, SHOWS, Graphs, late, tokens_of, wrong_share
 
 BATCH, NEW, BLOCK_SIZE = 8, 15, 128
-SLEEP = partial(torch.cuda._sleep, 10_000_000)
-"""About 5 ms: longer than an iteration of six layers."""
+SLEEP = partial(torch.cuda._sleep, 40_000_000)
+"""About 20 ms: longer than a busy host takes to launch six layers without a graph."""
 
 
 def build_server(graphs: Any, num_stages: int = 1) -> Server:
