@@ -52,7 +52,7 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
 def with_given(runs: pd.DataFrame) -> "pd.Series[str]":
     """Returns the policy of each run with the arguments that vary or were given for its policy, also those equal to their defaults.
 
-    A policy that does not read the given `chunk` has its own whole-number arguments.
+    A policy that does not read the given `chunk` has its own whole-number arguments; an argument that follows the given `chunk` is called so.
     """
     policies = runs["policy"].copy()
     for _, rows in runs.groupby(policies.str.partition("(")[0]):
@@ -65,18 +65,30 @@ def with_given(runs: pd.DataFrame) -> "pd.Series[str]":
             }
             for about in abouts
         ]
-        texts = [text for about in abouts for text in about["overrides"] if key_of(text).split(".")[0] in _OF_POLICY]
-        given = {name for text in texts for name in [key_of(text).rpartition(".")[2], *_INSIDE.findall(text)]}
+        names = [_given_for_policy(about) for about in abouts]
+        given = set[str]().union(*names)
         absent = {"drafting": "none"} if "drafting" in given else {}  # where a section has no rule
-        for place, section, about in zip(rows.index, sections, abouts, strict=True):
+        for place, section, about, named in zip(rows.index, sections, abouts, names, strict=True):
             sizes = about["whole_numbers"] if unread_chunk(about) else {}
             own = absent | {
                 key: value
                 for key, value in section.items()
                 if key.rpartition(".")[2] in given or any(other.get(key) != value for other in sections)
             }
+            if "chunk" in named or any(text.startswith("chunk=") for text in about["overrides"]):
+                size = about["chunk"]
+                for key in [key for key, value in section.items() if type(value) is int and value == size]:
+                    if key not in {*named, "chunk"}:
+                        own.pop(key, None)
+                        policies[place] = re.sub(rf"\b(?<!\.){key}=(?={size}\b)", "chunk=", policies[place])
             policies[place] = with_arguments(policies[place], own | sizes)
     return policies
+
+
+def _given_for_policy(about: Mapping[str, Any]) -> set[str]:
+    """Returns the last parts of the keys that the command line gave for a run's policy."""
+    texts = [text for text in about["overrides"] if key_of(text).split(".")[0] in _OF_POLICY]
+    return {name for text in texts for name in [key_of(text).rpartition(".")[2], *_INSIDE.findall(text)]}
 
 
 def chosen_settings(runs: pd.DataFrame, chosen: pd.DataFrame) -> dict[str, str]:
@@ -202,8 +214,11 @@ def is_baseline(runs: pd.DataFrame, text: str) -> "pd.Series[bool]":
     """Returns which runs `baseline=` names, by label or by policy with or without arguments. Raises ConfigError if it names no run."""
     policies = runs["policy"].str.partition("(")[0]
     written = runs.get("written", runs["policy"])  # with the arguments that all lines of a plot share
-    overrides = [[name.replace("'", "") for name in summary["about"]["overrides"]] for summary in runs["summary"]]
-    given = pd.Series([f"policy={text}" in names for names in overrides], runs.index)  # as progress lines name it
+    abouts = [summary["about"] for summary in runs["summary"]]
+    texts = [
+        [f"policy={about['policy']}", *about["overrides"]] for about in abouts
+    ]  # as titles or progress lines name it
+    given = pd.Series([f"policy={text}" in [name.replace("'", "") for name in names] for names in texts], runs.index)
     named = (runs["label"] == text) | (runs["policy"] == text) | (policies == text) | (written == text) | given
     if not named.any():
         raise ConfigError(f"baseline={text}: no run of this policy; {nearest(text, {*policies})}")

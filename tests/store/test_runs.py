@@ -76,6 +76,27 @@ def test_a_policy_has_the_arguments_that_vary_or_were_given_also_their_defaults(
     assert labels(run("a text, of (its", "policy=x(a=1)", policy__a=1)) == ["a text, of (its"]
 
 
+@pytest.mark.parametrize(
+    ("given", "label"),
+    [
+        (["chunk=64"], "vllm_v1(chunk=64)"),
+        (["policy='vllm_v1(chunk=64)'"], "vllm_v1(chunk=64)"),
+        (["policy='vllm_v1(budget=64)'", "chunk=64"], "vllm_v1(budget=64)"),
+        (["+policy.budget=64"], "vllm_v1(budget=64)"),
+        ([], "vllm_v1(budget=64)"),
+    ],
+)
+def test_an_argument_that_follows_the_chunk_has_the_name_that_was_given(given: list[str], label: str) -> None:
+    settings = {"policy__budget": 64, "policy__k": 8, "policy__lone": True}
+    folder, result = run("vllm_v1(budget=64)", *given, **settings)
+    other = run("vllm_v1(budget=640)", "chunk=640", **settings | {"policy__budget": 640})
+    for about, size in ((result["about"], 64), (other[1]["about"], 640)):
+        about["chunk"] = size
+    frame = frame_of([(folder, result), other])
+    assert frame["label"].to_list() == [label, "vllm_v1(chunk=640)"]
+    assert is_baseline(frame, "vllm_v1(budget=64)").to_list() == is_baseline(frame, label).to_list() == [True, False]
+
+
 def test_an_object_has_its_arguments_with_it_not_behind_the_policy() -> None:
     """Arguments that tell runs of the same object apart, or that were given; on an axis the argument is not in the label."""
     ages = [run("sarathi", backend__router="mine.Aging", backend__router__free=free) for free in (0.1, 0.2)]
