@@ -2,6 +2,12 @@
 
 The CBATCH variable describes the policy by command-line overrides: CBATCH="policy=sarathi_serve chunk=512". With model=NAME (and
 hardware=NAME) the policy's predictions come from that model's profile. conf/vllm.yaml lists the keys.
+
+    python -m experiments.vllm                                       checks the variable, without vLLM
+    python -m experiments.vllm "policy=sarathi_serve chunk=512"      checks this text
+
+The command prints the policy, or in one line why the text cannot be used; its exit status is then 2. What only vLLM's own options
+decide, such as the largest batch and whether drafts are proposed, is checked when vLLM starts.
 """
 
 import os
@@ -17,13 +23,15 @@ from typing import Any
 import yaml
 
 from cbatch import BatchShape, ConfigError, CostFunction, Policy
+from cbatch.described import text_of
 from cbatch.model.topology import Topology
 from cbatch.sim import ProfileCost
 from cbatch.sim.profile_file import profile_names
 from cbatch.validation import Switch, nearest, read
-from cbatch.vllm import Adapter, make_scheduler
+from cbatch.vllm import Adapter
 from cbatch.vllm.settings import Mode
 from experiments.check.scenario import Arrival, Scenario, play
+from experiments.settings.command_line import run
 from experiments.settings.compose import compose
 from experiments.settings.error_lines import one_line
 from experiments.settings.hardware import cost_model, profile_of_gpu
@@ -65,6 +73,8 @@ class PolicyScheduler:
     """Replaces vLLM's scheduler class: a call returns a scheduler that follows the policy in the CBATCH variable."""
 
     def __new__(cls, *, vllm_config: Any, **arguments: Any) -> Any:
+        from cbatch.vllm import make_scheduler  # imports vLLM
+
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # like `python -m`, so that policies in files can be imported
         with variable() as overrides:
@@ -90,10 +100,13 @@ def variable() -> Iterator[list[str]]:
         raise ConfigError(f"{VARIABLE}={shlex.join(overrides)!r}: {message}") from None
 
 
-def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1, speculates: bool = True) -> Adapter:
+def make_adapter(
+    overrides: Sequence[str], tensor_parallel: int = 1, speculates: bool = True, *, records: bool = True
+) -> Adapter:
     """Returns the adapter that the overrides describe.
 
-    tensor_parallel: vLLM's degree, for predictions. speculates: whether vLLM proposes drafts. Without `hardware`, predictions are for vLLM on this machine's GPU, or an H200.
+    tensor_parallel: vLLM's degree, for predictions. speculates: whether vLLM proposes drafts. records: whether to begin the recording of `vllm.record`.
+    Without `hardware`, predictions are for vLLM on this machine's GPU, or an H200.
     Raises CbatchError if an override cannot be used; the message names the override and the reason.
     """
     values, keys, settings = _compose(overrides, tensor_parallel)
@@ -107,7 +120,7 @@ def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1, speculates:
     if "model" not in values and _predicts(settings.policy):
         raise ConfigError("model: is missing; the policy predicts iterations: give model=NAME and hardware=NAME")
     batch = settings.batch if "batch" in values else None
-    recorder = None if keys.record is None else _recorder(Path(keys.record), settings.composed)
+    recorder = None if keys.record is None or not records else _recorder(Path(keys.record), settings.composed)
     adapter = Adapter(settings.policy(), keys.mode, batch=batch, patience=settings.patience, recorder=recorder)
     if "model" not in values:
         return adapter
@@ -172,3 +185,16 @@ def _recorder(folder: Path, composed: Composed) -> DecisionsWriter:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(yaml.safe_dump(dict(composed.keys), sort_keys=False), encoding="utf-8")
     return DecisionsWriter(folder / DECISIONS, [text for text in composed.overrides if not text.startswith("vllm.")])
+
+
+def _check(*texts: str) -> None:
+    if texts:
+        os.environ[VARIABLE] = texts[0] if len(texts) == 1 else shlex.join(texts)
+    with variable() as overrides:
+        adapter = make_adapter(overrides, records=False)
+    batch = "vLLM's batch" if adapter.batch is None else f"batch={adapter.batch}"
+    print(f"{VARIABLE} can be used: {text_of(adapter.policy)}, {batch}, vllm.mode={adapter.mode}")
+
+
+if __name__ == "__main__":
+    sys.exit(run(_check, sys.argv[1:], lambda: str(__doc__), bare=True))

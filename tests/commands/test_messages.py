@@ -30,7 +30,7 @@ _PLACEHOLDER = re.compile(r"=[A-Z]{3}|key=value|\.\.\.|my_module|=$")
 
 def remedies(message: str, words: Sequence[str]) -> Iterator[list[str]]:
     """Yields the words of a command as each remedy of a message would have them, where the message spells the remedy out."""
-    wrong, _, told = re.sub(r"^(bench|check|profile): ", "", message).partition(": ")
+    wrong, _, told = re.sub(r"^(bench|check|profile|CBATCH='[^']*'): ", "", message).partition(": ")
     key, equals, _ = wrong = wrong.rpartition(" ")[2].partition("=")
     for name in re.findall(
         r"[\w./-]+(?=(?: or [\w./-]+)*\?)", told.partition("did you mean ")[2].partition("?")[0] + "?"
@@ -74,7 +74,7 @@ def test_a_mistake_is_one_line_that_names_it(
 
 
 @pytest.mark.parametrize(
-    "module", ["check", "plot", "profile", "replay", "bench", "compare", "run", "arena", "capacity"]
+    "module", ["check", "plot", "profile", "replay", "bench", "compare", "run", "arena", "capacity", "vllm"]
 )
 def test_every_command_tells_its_usage(module: str, tmp_path: Path) -> None:
     ended = command(module, "--help", cwd=tmp_path)
@@ -85,6 +85,12 @@ def test_every_command_tells_its_usage(module: str, tmp_path: Path) -> None:
     own = re.findall(rf"^(\w+): .*# of {module} alone$", ended.stdout, re.MULTILINE)
     assert module != "capacity" or {"attainment", "accuracy", "cores"} <= {*own}
     assert not own or not {"batch", "policy", "chunk"} & {*own}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_variable_for_vllm_is_checked_without_vllm_and_records_nothing(tmp_path: Path) -> None:
+    given = command("vllm", "policy=orca batch=4 vllm.record=kept", cwd=tmp_path)
+    assert given.returncode == 0 and "orca, batch=4" in given.stdout
     assert list(tmp_path.iterdir()) == []
 
 

@@ -61,5 +61,6 @@ def test_no_policy_reads_the_true_length_of_an_output_but_predictors_that_stand_
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
 def test_the_vllm_adapter_without_vllm_names_the_package_to_install() -> None:
+    import_module("experiments.vllm")  # checks the CBATCH variable
     with pytest.raises(ModuleNotFoundError, match=r"vLLM is not installed; pip install vllm"):
-        import_module("experiments.vllm")
+        _ = import_module("cbatch.vllm").make_scheduler
