@@ -168,9 +168,8 @@ def _limits(
     drafter, running = settings.drafter, settings.max_running or 0
     named, is_drawn = f"drafter={settings.composed.choices.get('drafter')}", isinstance(drafter, SurvivalsDrafter)
     if drafter.needs_tokens and settings.backend.simulated:
-        problem = "its drafts are tokens, which a simulation does not have; give backend=cpu or cuda"
-        free = "drafter=survivals drafter.survivals=[...] drafter.layers=0"
-        raise ConfigError(f"{named}: {problem}, or {free} for drafts that take no time of their own")
+        problem = "its drafts are tokens, which a simulation does not have"
+        raise ConfigError(f"{named}: {problem}; give backend=cpu or cuda, or drafter=survivals")
     if is_drawn and not settings.backend.simulated:
         raise ConfigError(f"{named}: its drafts are no tokens; give backend=sim, or drafter=ngram")
     if not (drafter.max_drafts or isinstance(drafter, NoDrafter)):

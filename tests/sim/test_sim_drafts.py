@@ -21,6 +21,7 @@ from cbatch.sim import ProfileCost, SimExecutor, load_profile
 from cbatch.sim.draft_passes import DraftPasses
 from cbatch.sim.drafter import SurvivalsDrafter, uniforms
 from cbatch.survivals import Shares
+from experiments.report.text import figures_text
 from experiments.serve import serve
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
@@ -328,6 +329,14 @@ def test_published_drafters(name: str, k: int, length: float) -> None:
     assert acceptance_length(drafter.survivals[:k]) == pytest.approx(length)
 
 
+def test_ngrams_are_simulated_as_drafts_that_take_no_time_of_their_own() -> None:
+    """But for the arguments of the search, as survivals of this many drafts without layers."""
+    load = ("backend=sim", "workload.num_requests=30", "drafting=fixed", "drafting.k=2", "drafter.alpha=0.6")
+    drafter = ("drafter=survivals", "drafter.layers=0", "drafter.max_drafts=3")
+    first, second = (serve(compose_run(*load, *keys), None).summary for keys in (("drafter=ngram",), drafter))
+    assert first["drafts"]["accepted"] > 0 and figures_text(first) == figures_text(second)
+
+
 def test_survivals_of_a_recorded_run(tmp_path: Path) -> None:
     """A rule that gives most requests fewer drafts than there are places leaves the survivals as drawn, here within 3 standard errors."""
     drafting = ("drafting=table", "drafting.ranges=[[1,60,4],[61,512,1]]", "drafter=glm_mtp")
@@ -393,10 +402,12 @@ def test_a_draft_counts_if_its_predecessors_were_accepted() -> None:
         ("drafter=glm_mtp drafting=fractions.Fraction", "not a drafting; subclass policies.drafting.DraftingRule"),
         ("draftng=fixed", "draftng: no such key; did you mean drafting?"),
         ("drafter=glm_mtp backend=cpu model=tiny", "drafter=glm_mtp: its drafts are no tokens"),
+        ("drafter=cbatch.drafts.NgramDrafter", "tokens, which a simulation does not have; give backend=cpu or cuda"),
         (
             "drafter=ngram",
-            "or drafter=survivals drafter.survivals=[...] drafter.layers=0 for drafts that take no time of their own",
+            "drafter=ngram: a simulation has no tokens, and draws which drafts are accepted; give drafter.",
         ),
+        ("drafter=ngram drafter.alpha=.8 backend=cpu model=tiny", "real drafts are compared, not drawn"),
         ("drafter=model", "drafter=model: give drafter.path=FOLDER, a checkpoint, or drafter.model=NAME"),
         ("drafter=model drafter.path=/nowhere", "drafter.path=/nowhere is not a folder; give a checkpoint's folder"),
         ("drafter=model drafter.model=lama", "drafter.model=lama: no such model; did you mean llama-13b?"),
