@@ -10,7 +10,7 @@ The share, made monotone by isotonic regression, crosses the wanted level at the
 at the ends of the capacity's interval.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,13 +35,14 @@ class Shares:
     """Counts of requests.
 
     rates: in ascending order. good, total: requests that meet their objectives, and all of them, [replications, rates];
-    the total is 0 for a replication that was not simulated at a rate. level: the wanted share.
+    the total is 0 for a replication that was not simulated at a rate. level: the wanted share. step: of rates that have none between them.
     """
 
     rates: Floats
     good: Floats
     total: Floats
     level: float
+    step: float = 0.0
 
     @property
     def num_replications(self) -> Any:
@@ -62,12 +63,13 @@ class Shares:
         """Returns the counts of the replications that a mask selects, at the rates at which any of them was simulated."""
         good, total = self.good[replications], self.total[replications]
         rates = total.any(axis=0)
-        return Shares(self.rates[rates], good[:, rates], total[:, rates], self.level)
+        return replace(self, rates=self.rates[rates], good=good[:, rates], total=total[:, rates])
 
-    def crossing(self, share: Floats | None = None) -> float:
+    def crossing(self, share: Floats | None = None, end: int | None = None) -> float:
         """Returns the rate at which the share falls below the level; 0 or inf if it does so beyond the rates.
 
-        share: at each rate, [rates]; None: `share()`. Between two rates the logarithm of the violations is linear.
+        share: at each rate, [rates]; None: `share()`. Between two rates the logarithm of the violations is linear, unless they jump there, from less
+        than a tenth of those allowed to more than half of the requests. Then the rate is known no better than to lie between them. end: 0 or 1, the lower or higher of them.
         """
         share = self.share() if share is None else share
         share = isotonic_regression(share, weights=self.total.sum(axis=0), increasing=False).x
@@ -79,6 +81,9 @@ class Shares:
         least = 0.5 / self.total.sum(axis=0).mean()  # half a violation, for a share of 1
         above, wanted, below = np.log(np.maximum(1 - np.array([share[last], self.level, share[last + 1]]), least))
         part = (wanted - above) / (below - above) if below > above else 1.0
+        is_jump = share[last] > 1 - 0.1 * (1 - self.level) and share[last + 1] < 0.5
+        if end is not None and is_jump and self.rates[last + 1] - self.rates[last] > self.step:
+            part = end
         return float(self.rates[last] + np.clip(part, 0, 1) * (self.rates[last + 1] - self.rates[last]))
 
     def band(self) -> tuple[Floats, Floats]:
@@ -102,7 +107,12 @@ class Shares:
     def interval(self) -> tuple[float, float]:
         """Returns the ends of the crossing's interval."""
         low, high = self.band()
-        return self.crossing(low), self.crossing(high)
+        return self.crossing(low, 0), self.crossing(high, 1)
+
+    def jump(self) -> tuple[float, float] | None:
+        """Returns the rates between which violations jump, see `crossing`; None if they rise gradually."""
+        low, high = self.crossing(end=0), self.crossing(end=1)
+        return (low, high) if low < high else None
 
     def by_replication(self) -> list[float]:
         """Returns a jackknife pseudo-value for each replication: their mean is the crossing, their scatter gives its error.

@@ -215,8 +215,7 @@ class Search:
             self.requests = max(self.requests, wanted)
             self.most = self.goal.replications(self.requests)
         if 4 * warmup > self.requests:
-            recorded = self.goal.recorded
-            few = f"give a trace of more than {recorded} requests, or " if recorded else ""
+            few = f"give a trace of more than {self.goal.recorded} requests, or " if self.goal.recorded else ""
             problem = f"the first and last {warmup} do not count (5 mean residence times), which leaves too few"
             raise ConfigError(f"requests={self.requests}: {problem}; {few}give requests={6 * warmup} or more")
         return warmup
@@ -231,7 +230,7 @@ class Search:
         self.outcomes += self.simulate(pairs, self.requests, warmup)
 
     def _estimate(self, warmup: int) -> Capacity:
-        shares = _shares_of(self.outcomes, self.goal.level)
+        shares = _shares_of(self.outcomes, self.goal)
         if self.goal.queue is not None and len(shares.total) >= LEAST_SIMULATED:
             if self._control is None:
                 self._control = Control(self.goal.queue, self.requests, warmup, self._throughput)
@@ -247,13 +246,15 @@ class Search:
         return [rate for rate in added if rate > 0][: max(room, 0)]
 
     def _rates_between(self, capacity: Capacity, rates: Sequence[float]) -> list[float]:
-        """Returns the ends of the wanted interval that no rate is near: between two rates shares are interpolated."""
+        """Returns the ends of the wanted interval that no rate is near, as shares are interpolated; of a jump of the violations the middle."""
         accuracy, room, added = self.goal.accuracy, _MOST_RATES - len(rates), list[float]()
         for sign in (-1, 1) if capacity.rate else ():
             end = self._round(capacity.rate * (1 + sign * accuracy))
             is_near = any(0 <= sign * (rate / capacity.rate - 1) <= 1.5 * accuracy for rate in rates)
             if not is_near and end not in rates:
                 added.append(end)
+        if capacity.accuracy > accuracy and (jump := capacity.shares.jump()):
+            added += {self._round(sqrt(jump[0] * jump[1]))} - {*rates, *added}
         return added[: max(room, 0)]
 
     def _round(self, rate: float) -> float:
@@ -284,14 +285,14 @@ class Search:
         return min(most, max(LEAST, num + 2, min(needed, 2 * num)))
 
 
-def _shares_of(outcomes: Sequence[Outcome], level: float) -> Shares:
+def _shares_of(outcomes: Sequence[Outcome], goal: Goal) -> Shares:
     """Returns the counts as arrays."""
     rates = np.array(sorted({outcome.rate for outcome in outcomes}))
     good, total = np.zeros((2, 1 + max(outcome.replication for outcome in outcomes), len(rates)))
     for outcome in outcomes:
         place = outcome.replication, int(np.searchsorted(rates, outcome.rate))
         good[place], total[place] = outcome.good, outcome.total
-    return Shares(rates, good, total, level)
+    return Shares(rates, good, total, goal.level, step=1.0 if goal.per_session else 0.0)
 
 
 def _round(rate: float) -> float:

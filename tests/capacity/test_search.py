@@ -32,6 +32,15 @@ def test_search_finds_the_rate_at_which_one_percent_fails(accuracy: float) -> No
     assert all({(number, rate) for number in range(FIRST)} <= set(curve.pairs) for rate in rates)
 
 
+@pytest.mark.parametrize("accuracy", [0.1, 0.03, 0.01])
+@pytest.mark.parametrize("end", [7.0, 7.1, 7.2, 7.3, 7.4, 7.5, 7.6])
+def test_the_interval_contains_a_rate_above_which_all_requests_fail(end: float, accuracy: float) -> None:
+    """Below it none fails. The rates tell only between which two of them it lies."""
+    capacity = search(Curve(lambda rate: float(rate > end)), accuracy=accuracy)
+    assert capacity.low <= end <= capacity.high
+    assert capacity.accuracy <= accuracy
+
+
 def test_a_rate_that_passes_is_doubled() -> None:
     """All at once, 100,000 requests wait half of 100,000 s on average: the bracket begins at 1 request/s."""
 
