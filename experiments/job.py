@@ -24,6 +24,7 @@ from experiments.settings.error_lines import is_of_output, one_line, output_text
 from experiments.settings.identity import columns_of
 from experiments.settings.overrides import log_unused
 from experiments.settings.settings import Composed, Settings, read_settings
+from experiments.setup.pools import check_profiles
 from experiments.store.claim import ClaimedError, check_free, new_run_folder
 from experiments.store.provenance import write_json
 from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, read_finished
@@ -74,10 +75,10 @@ RUN = Command(hidden_groups=("slo:",))
 
 
 def read_checked(command: Command, composed: Composed) -> Settings:
-    """Reads the settings of a run, and checks early that its files exist.
+    """Reads the settings of a run, and checks early that its files and profiles exist.
 
     Raises:
-        CbatchError: as `Command.read`; a file of the workload does not exist.
+        CbatchError: as `Command.read`; a file of the workload or a profile does not exist, or is not of the model.
     """
     if composed.number is None and composed.swept:
         raise ConfigError(f"{' '.join(composed.overrides)}: is a sweep of {', '.join(composed.swept)}; add -m")
@@ -88,6 +89,7 @@ def read_checked(command: Command, composed: Composed) -> Settings:
                 remedy = f"give traces=FOLDER, the folder with the published traces, or {key}=FILE"
                 raise ConfigError(f"{key}={value}: no such file; {remedy}")
             read_text(value, key)  # raises
+    check_profiles(settings)
     return settings
 
 
@@ -156,7 +158,7 @@ def num_finished(sweep: Path, result: str) -> int:
 def run_in_sweep(command: Command, sweep: Path, alone: bool, progress: SweepProgress, composed: Composed) -> None:
     """Serves a run of a sweep unless it has finished before; notes an error in the sweep's errors.log, so that others go on.
 
-    alone: no other runs share the terminal.
+    An error is printed where it comes first. alone: no other runs share the terminal.
 
     Raises:
         SweepEnded: errors.log or the output cannot be written, or the reader of the output has ended.
@@ -175,11 +177,12 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, progress: SweepProg
         if message is None:  # a fault: print its traceback, which other processes cannot return
             traceback.print_exc()
             message = f"{type(error).__name__}: {error}"
-        sys.stderr.write(f"error: {label}: {message}\n")
-        path = sweep / ERRORS
+        path, line = sweep / ERRORS, f": {message}\n"
+        if not path.is_file() or line not in path.read_text(encoding="utf-8"):  # the first run with this error
+            sys.stderr.write(f"error: {label}{line}")
         try:
             with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{name}: {message}\n")
+                file.write(f"{name}{line}")
         except OSError as problem:  # the sweep must not succeed with a failed run
             text = f"{path}: {problem.strerror or problem}; free some space, and run the same command with its sweep="
             raise SweepEnded(text) from problem

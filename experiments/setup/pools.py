@@ -1,5 +1,7 @@
 """The setup of each pool of replicas: hardware, limits, KV cache and policy. All automatic choices are made, and noted, here."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -111,10 +113,24 @@ def _in_pool(settings: Settings, pool: Pool) -> Settings:
     return replace(settings, backend=backend, policy=policy, **stated)
 
 
+def check_profiles(settings: Settings) -> None:
+    """Raises CbatchError if a simulated pool's hardware has no profile, or its model cannot be divided as wanted, which settings decide alone."""
+    for name, pool in pools_of(settings).items() if settings.backend.simulated else ():
+        with _of_pool(name):
+            pool.backend.cost(pool.hardware, pool.model, pool.batch)
+
+
 def set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str]) -> Setup:
     """Returns the setup of a pool, and notes its automatic choices. Raises CbatchError: settings that cannot be used together."""
-    try:
+    with _of_pool(name):
         return _set_up(name, settings, facts, chosen)
+
+
+@contextmanager
+def _of_pool(name: str) -> Iterator[None]:
+    """Names the pool in errors."""
+    try:
+        yield
     except CbatchError as error:
         error.args = (f"backend.pools.{name}: {error}",) if name else error.args
         raise

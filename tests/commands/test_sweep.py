@@ -41,6 +41,16 @@ def test_a_failing_run_does_not_end_the_others(tmp_path: Path) -> None:
     assert len((tmp_path / "multirun" / "part" / "errors.log").read_text().splitlines()) == 2
 
 
+def test_an_error_of_many_runs_is_printed_once_and_one_of_all_before_the_first(tmp_path: Path) -> None:
+    """Policies and seeds do not matter: the first is of two settings that fit no run, the second of a value that no run can have."""
+    sweep = ("run", "-m", "sweep=bad", "policy=orca,sarathi_serve", "seeds=2", *QUICK)
+    error, last = command(*sweep, "max_tokens=4", cwd=tmp_path).stderr.splitlines()
+    assert error.startswith("error: orca, seed=0: max_tokens=4 is below batch") and last.startswith("error: 4 runs")
+    assert len((tmp_path / "multirun" / "bad" / "errors.log").read_text().splitlines()) == 4
+    [error] = command(*sweep, "hardware=h100,h20", cwd=tmp_path).stderr.splitlines()
+    assert error.startswith("error: hardware=h20: no such profile") and not (tmp_path / "multirun" / "bad").exists()
+
+
 @pytest.mark.parametrize(
     ("seconds", "done", "text"),
     [(60, 30, "30 of 90, 3 min left"), (7200, 20, "20 of 90, 14 h left"), (5, 10, "10 of 90"), (9, 90, "90 of 90")],
