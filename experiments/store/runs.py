@@ -191,7 +191,7 @@ def run_table(
     """Returns a table of runs, followed by the omitted runs and the origin of the times.
 
     Runs with the same label, such as runs with several seeds, share a row with means and their 95% intervals. In plain text, shares and counts
-    of events that are 0 in all of several rows stand below the table, which is wide. Runs with transfers show the longest gap between tokens.
+    of events that are 0 in all of several rows stand below the table, which is wide. In Markdown the runs are columns if that is narrower. Runs with transfers show the longest gap between tokens.
 
     Args:
         runs: a frame of `read_runs`.
@@ -210,8 +210,8 @@ def run_table(
         means = [mean_of([*values]) for _, values in figures.items()]
         rows.append([label, *(format_mean(mean, of.kind == "share") for mean, of in zip(means, headings, strict=True))])
     heads = ["run", *(heading.text for heading in headings)]
-    aligned = ("left", *["right"] * len(shown))
-    table = tabulate(rows, heads, tablefmt=tablefmt, colalign=aligned, disable_numparse=True)
+    layouts = [[heads, *rows], [*zip(heads, *rows, strict=True)]][: 1 if tablefmt == "simple" else 2]
+    table = min((_lay_out(layout, tablefmt) for layout in layouts), key=lambda text: text.index("\n"))
     end = "" if tablefmt == "simple" else "\n"  # Markdown ends a table with an empty line
     tail = tail_text(group["run.counted_requests"].tolist() for _, group in groups)
     origins = notes_of(summary["about"] for summary in runs["summary"])
@@ -220,6 +220,13 @@ def run_table(
     equal = _equal_texts(groups, [cells for _, *cells in rows])
     texts = [nothing, price_text(runs, shown), replications, *equal, tail, omitted_text(omitted), *origins]
     return "\n".join(filter(None, [table + end, *texts]))
+
+
+def _lay_out(lines: Sequence[Sequence[str]], tablefmt: str) -> str:
+    """Returns lines of cells as a table whose first line is its heading."""
+    head, *body = lines
+    aligned = ("left", *["right"] * (len(head) - 1))
+    return tabulate(body, head, tablefmt=tablefmt, colalign=aligned, disable_numparse=True)
 
 
 def price_text(runs: pd.DataFrame, keys: Iterable[str]) -> str:
