@@ -58,6 +58,7 @@ def test_a_mistake_is_one_line_that_names_it(
     """Each remedy that the line spells out, as key=value or as another name, is followed: the same line does not come again."""
     few = lambda chunk: islice(tiny_scenarios(chunk), 0, None, 70)  # noqa: E731
     monkeypatch.setattr("experiments.check.search.tiny_scenarios", few)
+    monkeypatch.setattr("experiments.progress._BETWEEN_LINES", 3600)  # however slow the machine is
     folder = tmp_path / "work"
     shutil.copytree(HERE / "mistakes", folder)
     before = files_in(folder)
