@@ -288,4 +288,4 @@ class LiveTransfers:
 
     def _wait(self, sent: SentBlocks, number: int, start: float, copy: Copy) -> None:
         num_bytes, late = copy.wait()
-        sent.copies.append((number, num_bytes, start, max(self._engines[sent.pair[1]].now() - late, start)))
+        sent.copies.append((number, num_bytes, start, self._engines[sent.pair[1]].now() - late))

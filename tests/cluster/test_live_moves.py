@@ -23,6 +23,8 @@ from cbatch.cluster.live import _Replica
 from cbatch.cluster.live_transfers import Prefilled
 from cbatch.host import advance
 from cbatch.moves import Room
+from cbatch.record import Transfer
+from cbatch.runtime.transfers import HostCopy, copy_blocks
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.stall import Patience
 from policies.chunking import Fixed
@@ -35,7 +37,12 @@ SIZE = 4
 
 
 def live_cluster(
-    policies: list[Policy], sizes: list[int], roles: list[Role], router: Router, **moves: Any
+    policies: list[Policy],
+    sizes: list[int],
+    roles: list[Role],
+    router: Router,
+    connect: Callable[..., Any] = connected,
+    **moves: Any,
 ) -> LiveCluster:
     """sizes: blocks of each replica."""
     engines = [
@@ -46,7 +53,7 @@ def live_cluster(
         for policy, size in zip(policies, sizes, strict=True)
     ]  # fmt: skip
     seconds = PiecewiseLinear((1.0,), (0.0,))
-    given = Moves(SIZE * LLAMA.kv_bytes_per_token, seconds, connect=connected, **moves)
+    given = Moves(SIZE * LLAMA.kv_bytes_per_token, seconds, connect=connect, **moves)
     return LiveCluster(engines, router, roles=roles, moves=given)
 
 
@@ -300,3 +307,55 @@ def test_blocks_that_are_being_copied_outlive_the_request_at_both_ends() -> None
         threads.possible()[0]()
     assert decoder.state.pool.num_used == 0
     threads.settle()
+
+
+TICK = 1 / 16  # seconds for each thing that a thread does
+
+
+class Late(HostCopy):
+    """A copy that ended a quarter of a tick before the thread that waits for it sees this."""
+
+    def wait(self) -> tuple[int, float]:
+        return super().wait()[0], TICK / 4
+
+
+def late(sender: Any, receiver: Any) -> Callable[[Any], Late]:
+    return lambda pairs: Late(partial(copy_blocks, sender.caches, receiver.caches, pairs), receiver.follow)
+
+
+@pytest.mark.parametrize(
+    ("push", "layers", "ends", "hidden", "started", "ended"),
+    [
+        (False, 1, {}, 0, 11, 11.75),  # it begins at 11, and the decoder's device waits for it from 12 on
+        (True, 1, {6: 1, 7: 1, 8: 1, 12: 1}, (6 + 3 / 4) / 9, 9, 12),
+        (True, 1, {12: 4}, (2 * 4 / 7 + 2 * 3 / 6 + 2 * 2 / 5 + 3 / 4) / 9, 9, 12),
+        (True, 1, {6: 1, 7: 1, 8: 2}, 1, 9, 9),
+        (True, LLAMA.num_layers, {}, 1, 12, 12),
+    ],
+)
+def test_a_transfer_lasts_from_the_first_token_to_the_end_of_its_last_copy(
+    push: bool, layers: int, ends: dict[int, int], hidden: float, started: float, ended: float
+) -> None:
+    """Times in ticks. With pull the first token is there at 7 and the decoder reads at 11. With push these are 9 and 12; the iterations that end
+    at 5, 6, 7 and 8 complete 2, 2, 2 and 3 blocks, whose copies begin then. ends: how many copies end by tick.
+    """
+    policies: list[Policy] = [Orca(), SarathiServe(Fixed(9))]
+    roles, ticks = [Role.DECODE, Role.PREFILL], 1.0
+    cluster = live_cluster(policies, [24, 24], roles, RoundRobin(), late, push=push, layers=layers)
+    for engine in cluster.engines:
+        engine.executor.now = lambda: ticks * TICK  # type: ignore[method-assign]
+    threads = Threads(cluster, [request := greedy_references(LLAMA)[-1].request(7, 4)])
+    copies = threads.pairs[1, 0].waiting
+    threads.arrive()
+    while not threads.ended:
+        ticks = tick = int(ticks) + 1
+        [*threads.turns()[::-1], *[threads.take_in] * bool(threads.sent), *threads.copies()][0]()
+        ticks = tick + 1 / 4
+        for _ in range(ends.get(tick, 0)):
+            copies.popleft()()
+            copies.popleft()()  # of the blocks' lease, or of the transfer
+    threads.settle()
+    (sent,) = cluster.transfers.done
+    size = 9 * SIZE * LLAMA.kv_bytes_per_token
+    assert sent == Transfer(7, 1, 0, 9 * SIZE, size, started * TICK, ended * TICK, pytest.approx(hidden))
+    assert request.token_times[0] == (9 if push else 7) * TICK
