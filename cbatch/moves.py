@@ -43,7 +43,6 @@ class Loading(NamedTuple):
 
     request: Request
     row: int
-    prefix: Prefix
     hashes: Sequence[BlockHash]
     num_found: int
 
@@ -157,8 +156,7 @@ def reserve(
     """
     assert state.cache is not None, "the receiver of a move has a prefix cache"
     table, pool = state.table, state.cache.pool
-    prefix = Prefix(request, pool, table)
-    hashes = prefix.hashes(num_blocks)[:num_blocks]
+    hashes = Prefix(request, pool, table).hashes(num_blocks)[:num_blocks]
     num_found = pool.num_on_device(hashes)
     lacking = num_blocks - num_found
     num_taken = lacking + (num_found - pool.num_in_use(hashes[:num_found]) if num_found else 0)
@@ -169,7 +167,7 @@ def reserve(
     if num_found:
         pool.share(row, hashes[:num_found])
     pool.extend(row, lacking)
-    return Loading(request, row, prefix, hashes, num_found)
+    return Loading(request, row, hashes, num_found)
 
 
 def _room(state: State, request: Request, lacking: int, others: Sequence[Request]) -> Room:
@@ -190,7 +188,7 @@ def load(state: State, loading: Loading, now: float) -> None:
 def show(state: State, loading: Loading, now: float) -> None:
     """Makes the blocks of a row findable, which are the sender's for all iterations from now on."""
     assert state.cache is not None
-    pool, (_, row, _, hashes, _) = state.cache.pool, loading
+    pool, (_, row, hashes, _) = state.cache.pool, loading
     pool.now = now
     pool.register(row, hashes, len(hashes))
     pool.note_holder(row, loading.request.num_tokens)
