@@ -5,22 +5,27 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cbatch.record import Transfer
 from cbatch.sim.profile import Card
 from cbatch.sim.roofline import Affine
-from reproduction.validation.apart import AT_SPEED, cards_of, differences, elsewhere, table
+from reproduction.validation import handover, transfer
+from reproduction.validation.apart import AT_SPEED, cards_of, differences, elsewhere, routed, table
 from reproduction.validation.transfer import parts
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["simulated", AT_SPEED])
-def test_the_tables_in_the_documentation_are_of_the_stored_runs(name: str) -> None:
-    stored = json.loads((ROOT / "reproduction/results/h200-x2/apart-repeated.json").read_text())
+def test_the_tables_in_the_documentation_are_of_the_stored_runs() -> None:
+    names = ("apart-repeated", "apart-both", "handover", "transfer")
+    repeated, both, *others = (
+        json.loads((ROOT / f"reproduction/results/h200-x2/{name}.json").read_text())["runs"] for name in names
+    )
     page = (ROOT / "docs/cluster-results.md").read_text()
-    assert table(stored["runs"], name) in page and differences(stored["runs"]) in page
+    assert all(table(runs, name) in page for runs in (repeated, both) for name in ("simulated", AT_SPEED))
+    assert differences(repeated) in page and handover.table(others[0]) in page and transfer.table(others[1]) in page
 
 
 def test_a_run_is_simulated_at_the_speed_that_the_cards_had_in_others() -> None:
@@ -96,3 +101,23 @@ def test_a_transfer_is_the_hosts_until_its_copy_has_been_launched() -> None:
     assert {name: round(value, 6) for name, (value,) in found.items()} == {
         "first token to turn": 0.5, "pull": 2.0, "reserved in": 1.0, "launched in": 0.5, "then copied in": 0.5, "host's share": 75.0
     }  # fmt: skip
+
+
+def test_requests_are_compared_with_their_simulation_until_one_is_elsewhere() -> None:
+    """Requests 0 and 2 on one replica, 1 and 3 on the other; 3 is simulated elsewhere. TTFTs of 100, 210 and 200 ms before it, simulated 100 each."""
+    cell = {"workload": "azure_code_lengths", "rate": 18, "seed": 2, "layout": "both"}
+    times = {0: (0.0, 0.1), 1: (0.01, 0.22), 2: (0.3, 0.5), 3: (0.4, 0.9)}  # arrival and first token as served
+    runs: Any = [
+        SimpleNamespace(
+            settings={**cell, "replica": replica, "ids": ids},
+            columns={
+                "request.arrival": np.array([1e6 * times[id_][0] for id_ in ids]),
+                "request.first_token": np.array([1e6 * (times[id_][1] - times[ids[0]][0]) for id_ in ids]),
+            },
+        )
+        for replica, ids in enumerate(([0, 2], [1, 3]))
+    ]
+    requests = [SimpleNamespace(id=id_, arrival_time=at, token_times=[at + 0.1]) for id_, (at, _) in times.items()]
+    record: Any = SimpleNamespace(replica_of={0: 0, 1: 1, 2: 0, 3: 0}, requests=requests)
+    assert routed(cell, runs, record) == "; 3 simulated where served; TTFT of the first 3 170.0 (100.0) ms"
+    assert not routed({**cell, "seed": 3}, runs, record)

@@ -11,7 +11,7 @@ import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain, product
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -38,7 +38,7 @@ from experiments.setup.servers import equal_requests
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
 from reproduction.validation.compare import speed_of
-from reproduction.validation.runs import ServedRun, Watched, run_of, save
+from reproduction.validation.runs import ServedRun, Watched, load, run_of, save
 from reproduction.validation.stored import served_before
 
 LOADS = {"azure_conv_lengths": (12, 24, 36), "azure_code_lengths": (6, 12, 18)}
@@ -79,10 +79,9 @@ def laid_out(server: ReplicatedServer, layout: str) -> ReplicatedServer:
     return replace(server, moves=replace(server.moves, push=layout != "pull", layers=layers))
 
 
-def figures(server: ReplicatedServer, keys: str, layout: str) -> dict[str, Any]:
-    """Simulates a workload and returns its figures."""
+def simulate(server: ReplicatedServer, keys: str, layout: str) -> RunRecord:
     chosen: Any = compose_run(*SETUP.split(), *keys.split())
-    return _figures(laid_out(server, layout).engine(chosen.policy(), chosen.workload.source(None)).run())
+    return laid_out(server, layout).engine(chosen.policy(), chosen.workload.source(None)).run()
 
 
 def measure(
@@ -163,6 +162,31 @@ def _figures(record: RunRecord) -> dict[str, Any]:
     return found
 
 
+def routed(row: Mapping[str, Any], runs: Sequence[ServedRun], record: RunRecord) -> str:
+    """Returns how many requests were simulated where they were served, and the mean TTFT of those before the first that was not; "" without iterations.
+
+    runs: kept, of all rows. record: of the row's simulation, on two replicas of both.
+    """
+    served: dict[int, tuple[int, float]] = {}  # replica and TTFT, by id
+    for run in runs:
+        if all(run.settings[key] == row[key] for key in ("workload", "rate", "seed")) and row["layout"] == "both":
+            arrival = run.columns["request.arrival"]
+            ttft = (
+                run.columns["request.first_token"] + arrival.min() - arrival
+            )  # a run begins as its first request arrives
+            served |= zip(run.settings["ids"], product([run.settings["replica"]], (ttft / 1e6).tolist()), strict=True)
+    moved = [id_ for id_, (replica, _) in served.items() if replica != record.replica_of[id_]]
+    before = [each for each in record.requests if each.id < min(moved, default=inf)]
+    if not served or not before:
+        return ""
+    seconds = (
+        fmean(served[each.id][1] for each in before),
+        fmean(each.token_times[0] - each.arrival_time for each in before),
+    )  # type: ignore[operator]
+    times = "{:.1f} ({:.1f}) ms".format(*(1e3 * mean for mean in seconds))
+    return f"; {len(served) - len(moved)} simulated where served; TTFT of the first {len(before)} {times}"
+
+
 def asked(only: str, layouts: str, seeds: int, seconds: float) -> list[dict[str, Any]]:
     """Returns the runs to measure, of each cell with each seed.
 
@@ -204,6 +228,8 @@ def main(
     if measured:
         kept, about = served_before(measured)
         rows, device = kept["runs"], kept["hardware"]
+        if (iterations := Path(measured).with_suffix(".npz")).is_file():
+            _, kept_runs = load(iterations)
     else:
         rows, device = asked(only, layouts, seeds, seconds), f"{hardware_name('cuda')} x2"
 
@@ -227,16 +253,12 @@ def main(
             kept_runs += runs
             print(f"{number} of {len(rows)}: {row['keys']} {row['layout']}", flush=True)
             save(write(rows[:number]).with_suffix(".npz"), {"profile": hardware}, kept_runs)
-    server, names = simulated_server(profile, [Card()] * 2), ["simulated"]
-    for row in rows:
-        row["simulated"] = figures(server, f"{row['keys']} traces={traces}", row["layout"])
-        print(show(row, "simulated"), flush=True)
-    if all(elsewhere(row, rows) for row in rows):
-        names.append(AT_SPEED)
-        for row in rows:
-            server = simulated_server(profile, elsewhere(row, rows))
-            row[AT_SPEED] = figures(server, f"{row['keys']} traces={traces}", row["layout"])
-            print(show(row, AT_SPEED), flush=True)
+    names = ["simulated", *[AT_SPEED] * all(elsewhere(row, rows) for row in rows)]
+    for name, row in product(names, rows):
+        server = simulated_server(profile, [Card()] * 2 if name == "simulated" else elsewhere(row, rows))
+        record = simulate(server, f"{row['keys']} traces={traces}", row["layout"])
+        row[name] = _figures(record)
+        print(show(row, name) + routed(row, kept_runs, record), flush=True)
     print(write(rows), *(f"{name}:\n{table(rows, name)}" for name in names), differences(rows), sep="\n")
 
 

@@ -5,10 +5,12 @@
 pull: after the prefill. push: after each chunk of the prompt, beside the next chunk. layers: by each layer, as it computes.
 """
 
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
+from tabulate import tabulate
 
 from cbatch import Request
 from cbatch.cluster import ReplicatedServer
@@ -79,4 +81,20 @@ def main(hardware: str = "h200", folder: str = RESULTS) -> None:
         pairs = (f"{name} {row['measured'][name]:.2f} ({value:.2f})" for name, value in row["simulated"].items())
         print(f"prompts of {load}, chunks of {chunk}, {layout}: {', '.join(pairs)}", flush=True)
         path = write_benchmark("handover", device, about, folder, VALIDATION)
-    print(f"written: {path}")
+    print(table(rows), f"written: {path}", sep="\n")
+
+
+def table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a row for each load and chunk, each figure by layout, the simulated ones in brackets. runs: with the layouts of a case in a row."""
+    shown = {
+        "left after the prefill [ms]": ("transfer after the first token", 1),
+        "first to second token [ms]": ("first to second token", 1),
+        "first token [ms]": ("first token", 0),
+    }
+    heads = [f"{text}: {layout}" if layout == LAYOUTS[0] else layout for text in shown for layout in LAYOUTS]
+    rows: dict[str, list[str]] = {}
+    for (name, digits), run in product(shown.values(), runs):
+        pair = (f"{run[kind][name]:.{digits}f}" for kind in ("measured", "simulated"))
+        rows.setdefault(f"{run['prompts']}, {run['chunk']}", []).append("{} ({})".format(*pair))
+    cells = [[name, *texts] for name, texts in rows.items()]
+    return tabulate(cells, ["prompts, tokens of a chunk", *heads], "github", disable_numparse=True) + "\n"

@@ -137,21 +137,27 @@ def main(hardware: str = "h200", folder: str = RESULTS) -> None:
         size = number * server.moves.block_bytes  # type: ignore[union-attr]
         row = {"prompts": load, "number": number, "bytes": size} | {name: spread(found[name]) for name in found}
         runs.append(row)
-        print(f"prompts of {load}: {number} blocks, {size / 1e9:.3f} GB\n{table(row)}", flush=True)
+        print(f"prompts of {load}: {number} blocks", flush=True)
         path = write_benchmark("transfer", f"{hardware_name('cuda')} x2", {"runs": runs}, folder, VALIDATION)
-    print(f"written: {path}")
+    print(table(runs), f"written: {path}", sep="\n")
 
 
-def table(row: dict[str, Any]) -> str:
-    """Returns the medians of a size, in ms but for the host's share, with the least and the most, and rates beside that of a plain copy after a pause."""
+def table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the medians with the least and the most, and rates beside that of a plain copy after the same; a pull's beside those after a pause and after prompts."""
     rows = []
-    for name, found in row.items():
-        if isinstance(found, dict):
-            text = "%" if name.endswith("share") else "ms"
-            shown = [f"{found[each]:.3g}" for each in ("median", "min", "max")]
-            whole = name.startswith(("plain", "blocks", "pull"))
-            rate = f"{row['bytes'] / found['median'] / 1e6:.0f}" if whole else ""
-            ratio = f"{row['plain']['median'] / found['median']:.2f}" if whole else ""
-            rows.append([f"{name} [{text}]", *shown, found["repeats"], rate, ratio])
-    heads = ["", "median", "least", "most", "repeats", "GB/s", "over plain's rate"]
-    return tabulate(rows, heads, "github", disable_numparse=True) + "\n"
+    for name in runs[0]:
+        if not isinstance(runs[0][name], dict):
+            continue
+        rows.append([f"{name} [{'%' if name.endswith('share') else 'ms'}]"])
+        for run in runs:
+            found = run[name]
+            rows[-1].append(f"{found['median']:.3g} [{found['min']:.3g}, {found['max']:.3g}]")
+            kind, *rest = name.split(maxsplit=1)
+            after = ["", " after prompts"] if name == "pull" else [f" {text}" for text in rest] or [""]
+            if kind in ("plain", "blocks", "pull"):
+                ratios = "; ".join(f"{run[f'plain{each}']['median'] / found['median']:.2f}" for each in after)
+                rows[-1] += [f"{run['bytes'] / found['median'] / 1e6:.0f}", ratios]
+            else:
+                rows[-1] += ["", ""]
+    heads = [text for run in runs for text in (f"{run['bytes'] / 1e9:.3g} GB", "GB/s", "over plain")]
+    return tabulate(rows, ["", *heads], "github", disable_numparse=True) + "\n"
