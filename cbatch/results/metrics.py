@@ -7,7 +7,7 @@ docs/metrics.md defines the metrics, with a picture. This module does not know w
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -94,7 +94,7 @@ class Objectives:
 class Served:
     """The requests that received their whole output, in the order of their ends, as columns [requests].
 
-    id: int64. arrival, admitted, first_token, last_token: seconds. prompt_tokens, output_tokens: int64.
+    id: int64. arrival, admitted, first_token, second_token (NaN without), last_token: seconds. prompt_tokens, output_tokens: int64.
     longest_gap: the longest time between two tokens (MTPOT, Past-Future, ASPLOS 2025); NaN for a single token.
     gap_times, gap_seconds, gap_counts: ends of gaps between tokens (TBT), lengths of the gaps, and the numbers of gaps with this
         end and length. First tokens end none. Stalls are visible in TBT but averaged away in TPOT (Sarathi-Serve, OSDI 2024). See `share_gaps`.
@@ -113,6 +113,7 @@ class Served:
     gap_seconds: Floats
     gap_counts: NDArray[np.int32]
     tokens: tuple[NDArray[np.int64], Floats] | None = None
+    second_token: Floats = field(default_factory=lambda: np.zeros(0))
 
     @property
     def scheduling_delay(self) -> Floats:
@@ -207,6 +208,7 @@ def served_of(ended: Sequence[Request], token_ids: NDArray[np.int64], token_time
         gap_seconds=seconds[unequal],
         gap_counts=counts[ends_gap].astype(np.int32),
         tokens=(ids, times),
+        second_token=np.where(end - first > 1, times[np.minimum(first + 1, end - 1)], np.nan),
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from cbatch.record import Life
 from cbatch.results.gathered import Gathered
-from cbatch.results.metrics import Figures, Floats, Window
+from cbatch.results.metrics import Figures, Floats, Window, mean
 
 COLUMNS = (
     *("replica", "pool", "asked", "ready", "draining", "closed", "requests", "prompt_tokens", "output_tokens"),
@@ -102,13 +102,20 @@ def rows_of(run: Gathered, prices: Sequence[float] | None, num_replicas: int) ->
 def transfers_of(run: Gathered, window: Window) -> Figures:
     """Returns the transfers between replicas that ended in the window.
 
-    visible_seconds: mean of the seconds after the prefill. hidden_share: of the bytes, sent during it.
+    waiting_seconds: mean from the first token until the decoder has room. visible_seconds: mean of the seconds after the prefill.
+    next_token_seconds: mean from then to the second token, of requests with all their tokens. hidden_share: of the bytes, sent during the prefill.
     """
     ended = [transfer for transfer in run.transfers if window.start < transfer.ended <= window.end]
+    columns = (getattr(run.served, name).tolist() for name in ("id", "first_token", "second_token"))
+    tokens = {id_: times for id_, *times in zip(*columns, strict=True)}
+    moves = [(sent, *tokens[sent.request]) for sent in ended if sent.started >= tokens.get(sent.request, [math.inf])[0]]
+    waits = np.reshape([(sent.started - first, second - sent.ended) for sent, first, second in moves], (-1, 2))
     return {
         "number": len(ended),
         "tokens": sum(transfer.num_tokens for transfer in ended),
         "bytes": (num_bytes := sum(transfer.num_bytes for transfer in ended)),
+        "waiting_seconds": mean(waits[:, 0]),
         "visible_seconds": sum(each.ended - each.started for each in ended) / len(ended) if ended else math.nan,
+        "next_token_seconds": mean(waits[:, 1]),
         "hidden_share": sum(each.hidden * each.num_bytes for each in ended) / num_bytes if num_bytes else math.nan,
     }

@@ -7,6 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from schedules import UnitCost
 
@@ -186,9 +187,9 @@ def test_hidden_layers_of_a_prompt_in_chunks(on_turn: Any) -> None:
 def test_blocks_at_the_decoder_are_not_sent() -> None:
     """The same prompt again: seven of its eight tokens are found, as the last one is computed with the notification alone."""
     requests = [Request(id_, 8, 2, arrival_time=10.0 * id_, prefix_hashes=(1,), hash_block=8) for id_ in range(2)]
-    transfers = serve([replica(), replica()], requests, Moves(1, Affine(0.25, 0.125))).record.transfers
+    record = serve([replica(), replica()], requests, Moves(1, Affine(0.25, 0.125))).record
+    transfers, gathered = record.transfers, Gathered(record)
     assert [transfer.num_tokens for transfer in transfers] == [8, 0]
-    gathered = Gathered()
     gathered.transfers = [
         transfer._replace(hidden=hidden) for transfer, hidden in zip(transfers, (0.5, 0.0), strict=True)
     ]
@@ -211,6 +212,11 @@ def test_a_full_decoder_stops_the_prefiller_or_loses_leases(lease: float, lost: 
     assert (max(held) > 30) == (lease == inf)
     recomputed = [request.id for request in requests if request.num_recomputed_tokens]
     assert bool(recomputed) == bool(lost)
+    if not lost:
+        figures, (ids, times) = transfers_of(Gathered(cluster.record), Window(0.0, inf)), cluster.record.tokens()
+        gaps = [np.diff(times[ids == request.id][:2]) for request in requests]
+        parts = [figures[f"{name}_seconds"] for name in ("waiting", "visible", "next_token")]
+        assert sum(parts) == pytest.approx(np.mean(gaps)) and parts[0] > 10
     assert cluster.record.requests == sorted(requests, key=lambda request: (request.finished_at, request.id))
 
 
@@ -240,7 +246,7 @@ def test_events_look_at_links_with_news_alone(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_figures_of_a_pool_include_the_first_tokens_of_another(tmp_path: Path) -> None:
-    """Golden's A, B and C belong to the decoder's pool, with first tokens at 1, 1 and 2 s; three transfers of 12 tokens, 1 + 1.5 + 1.25 s."""
+    """Golden's A, B and C belong to the decoder's pool, with first tokens at 1, 1 and 2 s; three transfers of 12 tokens, 1 + 1.5 + 1.25 s, which end at 2, 2.5 and 3.25 s; second tokens at 3, 4 and 5 s."""
     requests = [Request(id_, *sizes) for id_, sizes in enumerate([(6, 3), (2, 2), (4, 3), (8, 1)])]
     engines = [replica(max_tokens=8), replica(batch=2)]
     cluster = Cluster(engines, RoundRobin(), ["p", "d"], roles=ROLES, moves=Moves(1, Affine(0.25, 0.125), fair=False))
@@ -257,7 +263,9 @@ def test_figures_of_a_pool_include_the_first_tokens_of_another(tmp_path: Path) -
         "number": 3,
         "tokens": 12,
         "bytes": 12,
+        "waiting_seconds": 0,
         "visible_seconds": 1.25,
+        "next_token_seconds": pytest.approx((1 + 1.5 + 1.75) / 3),
         "hidden_share": 0,
     }
 
