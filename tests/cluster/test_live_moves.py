@@ -355,9 +355,11 @@ def test_a_transfer_lasts_from_the_first_token_to_the_end_of_its_last_copy(
         for _ in range(ends.get(tick, 0)):
             copies.popleft()()
             copies.popleft()()  # of the blocks' lease, or of the transfer
-    while able := threads.possible():  # the second finds its blocks at the decoder
+    while able := threads.turns():
         able[0]()
     assert not any(engine.state.pool.num_used for engine in cluster.engines)
+    while able := threads.possible():  # the second request finds its blocks at the decoder
+        able[0]()
     threads.settle()
     sent, none = cluster.transfers.done
     size = 9 * SIZE * LLAMA.kv_bytes_per_token
