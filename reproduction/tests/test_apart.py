@@ -9,10 +9,20 @@ import numpy as np
 import pytest
 
 from cbatch.record import Transfer
+from cbatch.sim import load_profile
 from cbatch.sim.profile import Card
 from cbatch.sim.roofline import Affine
 from reproduction.validation import handover, transfer
-from reproduction.validation.apart import AT_SPEED, cards_of, differences, elsewhere, routed, table
+from reproduction.validation.apart import (
+    AT_SPEED,
+    cards_of,
+    differences,
+    elsewhere,
+    routed,
+    simulate,
+    simulated_server,
+    table,
+)
 from reproduction.validation.transfer import parts
 
 ROOT = Path(__file__).parents[2]
@@ -121,3 +131,11 @@ def test_requests_are_compared_with_their_simulation_until_one_is_elsewhere() ->
     record: Any = SimpleNamespace(replica_of={0: 0, 1: 1, 2: 0, 3: 0}, requests=requests)
     assert routed(cell, runs, record) == "; 3 simulated where served; TTFT of the first 3 170.0 (100.0) ms"
     assert not routed({**cell, "seed": 3}, runs, record)
+
+
+def test_a_prefiller_and_a_decoder_are_simulated_in_their_own_time() -> None:
+    """Two prompts of 256 tokens, of which both blocks are sent; the second time alike."""
+    server = simulated_server(load_profile("h200"), [Card()] * 2)
+    keys = "workload=closed workload.num_requests=2 workload.length=260 workload.pd_ratio=64"
+    first, again = (simulate(server, keys, "pull") for _ in range(2))
+    assert first.transfers == again.transfers and [sent.num_tokens for sent in first.transfers] == [256, 256]

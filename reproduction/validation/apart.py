@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from cbatch import Request
 from cbatch.cluster import LeastLoaded, ReplicatedServer
 from cbatch.record import RunRecord
 from cbatch.results.metrics import Objectives
@@ -47,7 +46,7 @@ LOADS = {"azure_conv_lengths": (12, 24, 36), "azure_code_lengths": (6, 12, 18)}
 OBJECTIVES = {"strict": Objectives(ttft=0.2, tpot=0.008), "relaxed": Objectives(ttft=0.5, tpot=0.02)}
 LAYOUTS = "both", "pull", "push"
 AT_SPEED = "at the cards' speed"
-LARGEST = Request(0, 8191, 1)
+LONGEST = "workload=closed workload.num_requests=1 workload.length=8192"
 SETUP = "model=llama-3.1-8b policy=sarathi_serve chunk=512 batch=128 max_tokens=2048 kv_tokens=262144 block_size=128 prefix_cache=true"
 
 
@@ -55,8 +54,14 @@ def server_of(*keys: str, hardware: Sequence[str]) -> ReplicatedServer:
     """Returns a prefiller and a decoder. hardware: of each."""
     roles = zip(("prefill", "decode"), hardware, strict=True)
     pools = ",".join(f"{role}:{{role:{role},hardware:{profile}}}" for role, profile in roles)
-    chosen = *SETUP.split(), "backend.router=least_loaded", f"backend.pools={{{pools}}}", f"hardware={hardware[0]}"
-    server = assemble(compose_run(*chosen, *keys), largest=LARGEST).server
+    chosen = (
+        *SETUP.split(),
+        *LONGEST.split(),
+        "backend.router=least_loaded",
+        f"backend.pools={{{pools}}}",
+        f"hardware={hardware[0]}",
+    )
+    server = assemble(compose_run(*chosen, *keys)).server
     assert isinstance(server, ReplicatedServer)
     return server
 
