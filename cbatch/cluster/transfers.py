@@ -267,9 +267,6 @@ class Transfers:
             if engine.inbox.offered:
                 self._poke(replica, now)
 
-    def _is_kept(self, request: Request) -> bool:
-        return request.id in self._engines[self._route[request.id][1]].inbox.kept
-
     def _poke(self, replica: int, now: float) -> None:
         self._engines[replica].poke(now)
         self._schedule(replica)
@@ -279,5 +276,6 @@ class Transfers:
         if step.num_batch_tokens > step.num_decode_tokens:
             started = self._engines[replica].record.steps[-1].started
             for request in step.requests:
-                if self._hands_over(replica, request) and self._is_kept(request):
+                prefiller, decoder = self._route.get(request.id, (-1, -1))
+                if prefiller == replica and request.id in self._engines[decoder].inbox.kept:
                     self._began.setdefault(request.id, started)
