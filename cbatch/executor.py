@@ -71,22 +71,8 @@ class Step:
         """Returns the iteration `num_times` later, if this iteration has only decodes and the batch stays the same."""
         _, num_decodes, context, num_padding, num_shared, _ = self.shape()
         shape = BatchShape((), num_decodes, context + num_times * num_decodes, num_padding, num_shared)
-        return Step(
-            index=self.index + num_times,
-            requests=self.requests,
-            rows=self.rows,
-            num_tokens=self.num_tokens,
-            start=self.start + num_times,
-            sampled=self.sampled,
-            carry=self.carry,
-            num_batch_tokens=self.num_batch_tokens,
-            num_decode_tokens=self.num_decode_tokens,
-            pad_to=self.pad_to,
-            table=self.table,
-            pool=self.pool,
-            note=self.note,
-            known_shape=shape,
-        )
+        made: dict[str, Any] = {"found": (), "copies": None, "known_shape": shape, "known_seconds": None}
+        return replace(self, index=self.index + num_times, start=self.start + num_times, **made)
 
     @property
     def first_rows(self) -> Ints:

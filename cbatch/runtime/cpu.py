@@ -16,7 +16,7 @@ from cbatch.runtime.attention import Attention, PagedCache, ReferenceAttention
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.gpu.ranks import Meetings
 from cbatch.runtime.gpu.shards import ShardedModel, shard
-from cbatch.runtime.host_memory import check_host_memory, stage_copies
+from cbatch.runtime.host_memory import check_host_memory, machine_memory, stage_copies
 from cbatch.runtime.iteration import EagerIteration, make_drafting
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
@@ -122,8 +122,7 @@ def check_fits(
     specs = check_models(spec, limits, kv, drafter, num_replicas)
     weights = num_replicas * sum(each.weight_bytes for each in specs)
     cache = num_replicas * kv.num_tokens * sum(each.kv_bytes_per_token for each in specs)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
-    if memory is not None and weights + cache > memory:
+    if weights + cache > (memory := machine_memory()):
         several = num_replicas > 1
         whose = f"{num_replicas} replicas of model {spec.name} need" if several else f"model {spec.name} needs"
         fewer = "lower backend.replicas, " if several else ""

@@ -12,6 +12,7 @@ overwritten.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import inf
 
 import torch
 from torch import Tensor
@@ -80,14 +81,15 @@ class HostBlocks:
         return piece[slot % self._per_piece]
 
 
+def machine_memory() -> float:
+    """Returns the bytes of this machine's memory; infinity on systems that do not say."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else inf
+
+
 def check_host_memory(specs: Sequence[ModelSpec], kv: KVSize, num_replicas: int = 1) -> None:
     """Raises CapacityError if the memory for evicted blocks exceeds this machine's. specs: of the model and any draft model."""
     needed = num_replicas * kv.num_host_blocks * kv.block_size * sum(spec.kv_bytes_per_token for spec in specs)
-    if (
-        needed
-        and hasattr(os, "sysconf")
-        and needed > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    ):
+    if needed > (memory := machine_memory()):
         problem = f"kv.host_tokens needs {needed / 1e9:.1f} GB of host memory, this machine has {memory / 1e9:.1f} GB"
         raise CapacityError(f"{problem}; lower kv.host_tokens")
 

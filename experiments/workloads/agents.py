@@ -1,5 +1,6 @@
 """Recorded conversations of agents, served in closed loop: `workload.path` is a file of callanjfox/kv-cache-tester (Apache-2.0) as JSON lines."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -112,12 +113,8 @@ class Agents(ClosedLoop):
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Returns the number of equal leading ids."""
-    least, most = 0, min(len(one), len(other))
-    while least < most:  # ids are cumulative: equal ones precede unequal ones
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if one[middle - 1] == other[middle - 1] else (least, middle - 1)
-    return least
+    """Returns the number of equal leading ids, which are cumulative: equal ones precede unequal ones."""
+    return bisect_left(range(min(len(one), len(other))), True, key=lambda place: one[place] != other[place])
 
 
 def _calls(record: Mapping[str, Any]) -> Iterator[_Call]:
