@@ -9,7 +9,8 @@ import numpy as np
 from cbatch import ConfigError
 
 CONFIDENCE = 0.95
-_POWER = 0.84  # standard errors for a power of 80%
+_POWER = 0.8
+_KNOWN_VARIANCE = 2.80158  # standard errors of a difference that a test with known variance shows with this power
 _ENOUGH = 5  # replications; their interval is 1.4 times as wide as with a known variance
 _DIGITS = 9  # significant digits; further digits depend on the order of summation
 
@@ -60,13 +61,12 @@ def few_text(numbers: Iterable[int]) -> str:
 
 
 class Compared(NamedTuple):
-    """Compares two means: second / first and second - first, with the ends of their intervals. needed: replications to show the difference."""
+    """Compares two means: second / first and second - first, with the ends of their intervals."""
 
     ratio: tuple[float, float, float]
     difference: tuple[float, float, float]
     number: int
     paired: bool
-    needed: float
 
     def scaled(self, factor: float) -> "Compared":
         """Returns the comparison for values multiplied by `factor`."""
@@ -82,6 +82,21 @@ class Compared(NamedTuple):
         if low == high:
             return float(difference == 0)
         return float(2 * stdtr(self.number - 1, -abs(difference) / ((high - low) / 2) * t_quantile(self.number)))
+
+    @property
+    def needed(self) -> float:
+        """The fewest replications of which the same test shows a difference of this size with a power of 80%; infinite for no difference."""
+        from scipy.special import nctdtr  # loaded only where needed
+
+        difference, low, high = self.difference
+        if not difference:
+            return math.inf
+        errors = 2 * abs(difference) / (high - low) * t_quantile(self.number) if high > low else math.inf
+        effect = errors / math.sqrt(self.number)  # in standard deviations of one replication
+        number = max(2, math.ceil((_KNOWN_VARIANCE / effect) ** 2))
+        while number < 10_000 and nctdtr(number - 1, effect * math.sqrt(number), t_quantile(number)) > 1 - _POWER:
+            number += 1  # an estimated variance needs two more, or several where two are few
+        return number
 
     @property
     def significant(self) -> bool:
@@ -116,9 +131,9 @@ def compare(first: Mapping[Any, float], second: Mapping[Any, float], paired: boo
     ends = difference - t * error, difference + t * error
     ratio = float(b.mean() / a.mean() if difference else 1.0) if a.mean() else math.nan
     relative = t * _without_rounding(_error(a / a.mean(), b / b.mean(), paired), 1.0) if ratio > 0 else math.nan
-    needed = number * ((t + _POWER) * error / difference) ** 2 if difference else math.inf
+    relative = min(relative, 700.0)  # beyond which exp overflows
     bounds = (ratio * math.exp(-relative), ratio * math.exp(relative))
-    return Compared((ratio, *bounds), (difference, *ends), number, paired, needed if error else number)
+    return Compared((ratio, *bounds), (difference, *ends), number, paired)
 
 
 def _error(a: Any, b: Any, paired: bool) -> float:
