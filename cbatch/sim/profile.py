@@ -155,16 +155,17 @@ class Profile:
         return times["async" if asynchronous else "sync"] if times else HostTime(0.0)
 
     def error_of(self, spec: ModelSpec, topology: Topology, asynchronous: bool | None) -> Compared | None:
-        """Returns the error of such runs, or None if none was compared. Comparisons on several GPUs are of tensor parallelism.
+        """Returns the error of such runs of one replica, or None if none was compared. Comparisons on several GPUs are of tensor parallelism.
 
+        What else a run may use, such as pipeline stages, is outside the conditions of the error; results say so.
         asynchronous: which loop; None: neither, as for single iterations.
         """
         measured = self.models.get(name := self.measured_as(spec) or spec.name)
-        if topology.num_gpus != topology.tensor_parallel or (measured and measured.differs(spec)):
+        if measured and measured.differs(spec):
             return None
         for of, known in self.compared.items():
             of_loop = asynchronous in (None, of.startswith("async"))
-            if of_loop and name in known.models and topology.num_gpus == known.gpus:
+            if of_loop and name in known.models and topology.tensor_parallel == known.gpus:
                 return known
         return None
 

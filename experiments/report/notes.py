@@ -1,5 +1,6 @@
 """Notes on results, below each run, table, plot and comparison: the origin of times, and the limits of the figures."""
 
+import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -35,6 +36,18 @@ _LACKS = {
     "reports": "backend.staleness has no effect, as the router reads no reports: give backend.replicas and another backend.router",
 }
 """Notes on features that a policy, an eviction or a router depends on and a run lacks, by names in `depends_on` and `about.lacks`."""
+
+_NOT_COMPARED = {
+    "prefix cache": ("prefix_cache", False),
+    "host memory": ("kv.host_tokens", 0),
+    "drafts": ("drafter", "none"),
+    "several replicas": ("backend.replicas", 1),
+    "roles": ("backend.*role", "both"),
+    "pipeline stages": ("backend.*pipeline_stages", 1),
+    "planning time": ("backend.host_seconds", "auto"),
+    "server_seconds": ("backend.server_seconds", 0),
+}
+"""What a run may use that no run with a stated error has used: patterns of settings (`about.identity`), and the value without it."""
 
 PLANNING = ("num_plans", "planning_seconds", "delay_seconds")
 """Keys of the planning times on this machine (`cbatch.sim.PlanningExecutor`)."""
@@ -154,8 +167,15 @@ def _profile_text(profile: Mapping[str, Any]) -> str:
     return f"SIMULATED with profile {profile['profile']}{card}"
 
 
+def _uses(about: About, name: str) -> bool:
+    """Returns whether a run uses one of `_NOT_COMPARED`; a drafter that makes no drafts is in `about.lacks`."""
+    (pattern, without), settings = _NOT_COMPARED[name], about.get("identity", {})
+    used = any(settings[key] not in (None, without) for key in fnmatch.filter(settings, pattern))
+    return used and name not in about.get("lacks", ())
+
+
 def beyond_text(abouts: Iterable[About]) -> str:
-    """Counts simulated runs whose batch or load is outside the range of the profile's error; empty if there are none.
+    """Counts simulated runs whose batch or load is outside the range of the profile's error, and those that use `_NOT_COMPARED`; empty if none.
 
     The load is known only with `workload.load`; requests that are queued from the start have none. A server counts as overloaded if
     its queue grows until the last arrival, see `Waits.grow`, or if more requests wait, on average, than may run.
@@ -163,7 +183,8 @@ def beyond_text(abouts: Iterable[About]) -> str:
     known = [about for about in abouts if about["simulated"] and about["execution"].get("compared")]
     waiting = []
     for about in known:
-        most = about["limits"]["batch"] * about.get("identity", {}).get("backend.replicas", 1)
+        replicas = about.get("identity", {}).get("backend.replicas", 1)
+        most = sum(pool["limits"]["batch"] * pool.get("replicas", replicas) for pool in _pools(about))
         if about.get("queue_grows") or about.get("mean_waiting", 0) > most:
             waiting.append(about["mean_waiting"])
 
@@ -174,20 +195,26 @@ def beyond_text(abouts: Iterable[About]) -> str:
     for name, key, form in (("batch", "batches", "d"), ("load", "loads", ".0%")):
         found = []
         for about in known:
-            value = {**about["limits"], **(about.get("load") or {})}.get(name)
+            values = {of.get(name) for of in [*(pool["limits"] for pool in _pools(about)), about.get("load") or {}]}
             ends = about["execution"]["compared"][key]
-            if value and ends and not ends[0] <= value <= ends[1]:
-                found.append(value)
+            if outside := {value for value in values if value and ends and not ends[0] <= value <= ends[1]}:
+                found.append(outside)
         if found:
-            values = [format(value, form) for value in sorted(set(found))]
+            values = [format(value, form) for value in sorted(set().union(*found))]
             shown = ", ".join(values) if len(values) <= 3 else f"{values[0]} to {values[-1]}"
             texts.append(f"{name} {shown}{several(len(found))}")
+    using = {name: sum(_uses(about, name) for about in known) for name in _NOT_COMPARED}
+    texts += [f"{name}{several(number)}" for name, number in using.items() if number]
     if queued := sum(bool(about.get("queued")) for about in known):
         texts.append(f"all requests queued from the start{several(queued)}")
     if waiting:
         most = f"{max(waiting):,.0f} requests waiting on average"
         texts.append(f"overload{several(len(waiting))}, {'at most ' * (len(known) > 1)}{most}")
     return f"outside the conditions of that error: {'; '.join(texts)}" if texts else ""
+
+
+def _pools(about: About) -> Iterable[About]:
+    return about.get("pools", {"": about}).values()
 
 
 def tail_text(counted: Iterable[Sequence[int]]) -> str:

@@ -106,10 +106,14 @@ class Run:
         execution = backend.facts(executors, costs[0], self.settings.runtime.asynchronous)
         if len(costs) > 1:
             execution.pop("topology", None)  # `about.pools` has those of each pool
-        if len(costs) > 1 and backend.simulated:  # no error was established for unlike replicas together
-            gpus = sum(setup.settings.backend.num_devices for setup in self.setups)
-            profiles = ", ".join(dict.fromkeys(cost.profile.name for cost in costs))
-            execution |= {"profile": profiles, "gpus": gpus, "error": NOT_COMPARED, "compared": {}}
+        if len(costs) > 1 and backend.simulated:
+            execution["gpus"] = sum(setup.settings.backend.num_devices for setup in self.setups)
+            execution["profile"] = ", ".join(dict.fromkeys(cost.profile.name for cost in costs))
+            stated = [cost.provenance(self.settings.runtime.asynchronous)["error"] for cost in costs]
+            if (
+                len({*stated}) > 1 or "," in execution["profile"]
+            ):  # no error was established for unlike replicas together
+                execution |= {"error": f"{NOT_COMPARED} of unlike pools", "compared": {}}
             execution["iterations_outside_measured_range"] = self.num_outside
         if not backend.simulated:
             execution["predictions"]["asked"] = any(cost.asked for cost in costs)

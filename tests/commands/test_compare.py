@@ -91,7 +91,9 @@ def compared(*things: pd.DataFrame, baseline: str = "") -> str:
     return report(pd.concat(things, ignore_index=True), ["metric"], baseline)
 
 
-@pytest.mark.parametrize(("effect", "needed"), [(2.0, 5), (1.0, 10), (0.8, 15), (0.5, 34), (0.2, 199), (0.001, 7_848_900)])
+@pytest.mark.parametrize(
+    ("effect", "needed"), [(2.0, 5), (1.0, 10), (0.8, 15), (0.5, 34), (0.2, 199), (0.001, 7_848_900)]
+)
 @pytest.mark.parametrize("seeds", [2, 10])
 def test_how_many_replications_would_tell(effect: float, needed: int, seeds: int) -> None:
     """Pairs for a power of 80% by the noncentral t, as G*Power 3.1 gives them; they don't depend on how many have been run.

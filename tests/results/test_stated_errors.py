@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from hand_made import make_record, make_summary
 from test_figures_shown import simulated
 
@@ -11,6 +12,7 @@ from cbatch.results.metrics import Served
 from cbatch.results.sessions import early_turns
 from experiments.report.notes import beyond_text, notes_of, origin_of
 from experiments.report.text import run_text
+from experiments.settings.compose import compose_run
 
 
 def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() -> None:
@@ -80,4 +82,45 @@ def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> N
     assert beyond_text([of(8), of(8), of(256), of(64, waiting=65.0), of(64, waiting=1000.0)]) == (
         "outside the conditions of that error: batch 8, 256 in 3 of 5 runs; "
         "overload in 2 of 5 runs, at most 1,000 requests waiting on average"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("", ""),
+        ("backend.tensor_parallel=2 prefix_cache=false drafting=goodput", ""),
+        ("prefix_cache=true", "prefix cache"),
+        ("prefix_cache=true kv.host_tokens=1000", "prefix cache; host memory"),
+        ("drafter=glm_dspark drafting=goodput", "drafts"),
+        ("drafter=model drafter.model=llama-3.2-1b drafter.alpha=0.8 drafting=fixed", "drafts"),
+        ("backend.replicas=4", "several replicas"),
+        ("prefix_cache=true backend.pools={p:{role:prefill},d:{role:decode}}", "prefix cache; several replicas; roles"),
+        ("backend.pools={a:{},b:{pipeline_stages:2}}", "several replicas; pipeline stages"),
+        ("backend.pipeline_stages=2", "pipeline stages"),
+        ("backend.host_seconds=measured backend.server_seconds=0.1", "planning time; server_seconds"),
+    ],
+)
+def test_a_result_names_what_the_compared_runs_did_not_use(given: str, said: str) -> None:
+    identity = compose_run("policy=sarathi_serve", "backend=sim", "hardware=h100", *given.split()).identity
+    about = {**simulated(compared={"batches": [48, 48], "loads": []}), "limits": {"batch": 48}, "identity": identity}
+    assert beyond_text([about]).removeprefix("outside the conditions of that error: ") == said
+
+
+def test_a_drafter_that_drafts_nothing_is_within_the_conditions() -> None:
+    about = {
+        **simulated(compared={"batches": [], "loads": []}),
+        "limits": {"batch": 8},
+        "identity": {"drafter": "ngram"},
+    }
+    assert beyond_text([about]) and not beyond_text([{**about, "lacks": ["drafts"]}])
+
+
+def test_each_pool_has_its_batch_and_the_queue_is_of_all() -> None:
+    """Two replicas of 48 and one of 8 hold 104 requests."""
+    pools = {name: {"limits": {"batch": batch}, "replicas": of} for name, batch, of in (("a", 48, 2), ("b", 8, 1))}
+    about = {**simulated(compared={"batches": [48, 48], "loads": []}), "limits": {}, "pools": pools}
+    assert beyond_text([{**about, "mean_waiting": 104}]).endswith(": batch 8")
+    assert beyond_text([{**about, "mean_waiting": 105}]).endswith(
+        ": batch 8; overload, 105 requests waiting on average"
     )

@@ -99,8 +99,9 @@ def test_a_result_lists_the_entries_that_were_not_measured(spec: ModelSpec, tens
         ("llama-3.1-8b", Topology(tensor_parallel=2), True, "async, 2 GPUs"),
         ("llama-3.1-8b", Topology(tensor_parallel=2), False, ""),
         ("llama-3.1-8b", Topology(tensor_parallel=4), True, ""),
-        ("llama-3.1-8b", Topology(pipeline_stages=2), True, ""),
-        ("llama-3.1-8b", Topology(replicas=2), True, ""),
+        ("llama-3.1-8b", Topology(pipeline_stages=2), True, "async"),  # of one replica and stage: results name the rest
+        ("llama-3.1-8b", Topology(replicas=2), True, "async"),
+        ("llama-3.1-8b", Topology(tensor_parallel=2, replicas=2), True, "async, 2 GPUs"),
     ],
 )
 def test_an_error_is_stated_only_where_it_was_established(
