@@ -87,26 +87,31 @@ def text(folder: Path) -> str:
 
 
 def comparison(folder: Path) -> str:
-    """Returns the table of what is compared in the README: cbatch, one version of vLLM, and the ratio of their speeds.
+    """Returns the table of what is compared in the README: cbatch, a version of each other engine, and how much faster than the fastest of these cbatch is.
 
     Raises:
-        ConfigError: the version was not measured on all of the work.
+        ConfigError: none of these versions was measured on some of the work.
     """
-    rows, engines, version = [], _engines(folder), TABLES["version"]
-    missing = [case for *_, case in TABLES["compared"] if f"vllm-{version}-{case}" not in engines]
+    stored, rows = _engines(folder), []
+    names = {f"{label} {version}": f"{label.lower()}-{version}" for label, version in TABLES["engines"].items()}
+    missing = [
+        case for *_, case in TABLES["compared"] if not any(f"{name}-{case}" in stored for name in names.values())
+    ]
     if missing:
         raise ConfigError(
-            f"vLLM {version}: {folder}/peers.json has no {', '.join(missing)}; measure these, or set another version in page.yaml"
+            f"{', '.join(names)}: {folder}/peers.json has no {', '.join(missing)}; measure these, or set other versions in page.yaml"
         )
-    for work, unit, ours, name in TABLES["compared"]:
+    for work, unit, ours, case in TABLES["compared"]:
         file, *keys = ours.split("/")
-        figure, theirs = _load(folder / f"{file}.json")["figures"], engines[f"vllm-{version}-{name}"]
+        figure = _load(folder / f"{file}.json")["figures"]
         for key in keys:
             figure = figure[key]
-        value, other = figure["median"], theirs["figures"]["value"]["median"]
-        faster = other / value if unit in TIMES else value / other
-        numbers = {"cbatch": number(value), f"vLLM {theirs['engine']['version']}": number(other)}
-        rows.append({"": f"{work} [{unit}]", **numbers, "faster": f"{faster:.2f}x"})
+        found = {label: stored.get(f"{name}-{case}") for label, name in names.items()}
+        theirs = {label: engine["figures"]["value"]["median"] for label, engine in found.items() if engine}
+        value = figure["median"]
+        ratios = [other / value if unit in TIMES else value / other for other in theirs.values()]
+        cells = {label: number(theirs[label]) if label in theirs else "" for label in names}
+        rows.append({"": f"{work} [{unit}]", "cbatch": number(value), **cells, "faster": f"{min(ratios):.2f}x"})
     return _markdown(rows)
 
 

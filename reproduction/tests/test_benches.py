@@ -94,11 +94,13 @@ def test_pages_are_those_of_the_stored_results() -> None:
 
 
 def test_a_version_that_was_not_measured_on_all_of_the_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TABLES, "version", "0.33.0")
+    monkeypatch.setitem(TABLES, "engines", {"vLLM": "0.33.0"})
     monkeypatch.setattr(
         "reproduction.bench.page._engines", lambda _: {"vllm-0.33.0-decode-2048": {}, "vllm-0.22.1-one": {}}
     )
-    with pytest.raises(ConfigError, match=r"vLLM 0\.33\.0: .* has no one, pd-256, trace-128-2048, trace-256-2048;"):
+    with pytest.raises(
+        ConfigError, match=r"vLLM 0\.33\.0: .* has no one, pd-256, trace-128-2048, trace-256-2048, groups, chat;"
+    ):
         comparison(RESULTS / "h200")
 
 

@@ -74,14 +74,22 @@ def test_sglang_gives_the_longest_request_all_its_tokens() -> None:
     assert engine.serve(next(forty(0)))[1] == [2, 2, 2, 2]
 
 
-@pytest.mark.parametrize(("unit", "faster"), [("s", "1.25x"), ("ms per iteration", "1.25x"), ("tokens/s", "0.80x")])
-def test_less_time_is_faster(unit: str, faster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compared = [["work", unit, "ours/a way/value", "groups"]]
-    monkeypatch.setattr(page, "TABLES", {"version": "1", "compared": compared})
+@pytest.mark.parametrize(("unit", "faster"), [("s", "1.25x"), ("ms per iteration", "1.25x"), ("tokens/s", "0.67x")])
+def test_the_fastest_engine_is_compared_and_less_time_is_faster(
+    unit: str, faster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = [[work, unit, "ours/a way/value", work] for work in ("both", "one")]
+    monkeypatch.setattr(page, "TABLES", {"engines": {"vLLM": "1", "SGLang": "2"}, "compared": works})
     write_json(tmp_path / "ours.json", {"figures": {"a way": {"value": {"median": 8.0}}}})
-    theirs = {"figures": {"value": {"median": 10.0}}, "engine": {"version": "1"}}
-    write_json(tmp_path / "peers.json", {"engines": {"vllm-1-groups": theirs}})
-    assert faster in page.comparison(tmp_path)
+    medians = {"vllm-1-both": 12.0, "sglang-2-both": 10.0, "sglang-2-one": 4.0, "vllm-0-one": 1.0}
+    theirs = {name: {"figures": {"value": {"median": median}}} for name, median in medians.items()}
+    write_json(tmp_path / "peers.json", {"engines": theirs})
+    head, _, both, one = (
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in page.comparison(tmp_path).splitlines()
+    )
+    assert head == ["", "cbatch", "vLLM 1", "SGLang 2", "faster"]
+    assert both == [f"both [{unit}]", "8.00", "12.00", "10.00", faster]
+    assert one == [f"one [{unit}]", "8.00", "", "4.00", "2.00x" if unit == "tokens/s" else "0.50x"]
 
 
 def test_another_engine_serves_our_benchmarks_without_a_prefix_cache(tmp_path: Path) -> None:
