@@ -127,8 +127,7 @@ def measure(spec: ModelSpec, way: Options, asked: Asked, found: dict[str, Any]) 
         record = serve(equal_requests(batch, asked.context, SETTLE_TOKENS + asked.window, spec.vocab_size))
         edges = [step.received_at for step in record.steps[-asked.window - 1 :]][::stretch]
         found["by_batch"][str(batch)] = spread([batch * stretch / (end - begin) for begin, end in pairwise(edges)])
-        yield batch
-    if report.num_graphs:
-        found["memory"] = graph_memory(server.executor.iteration, server.executor._slots)
+        if report.num_graphs and batch == asked.batches[-1]:
+            found["memory"] = graph_memory(server.executor.iteration, server.executor._slots)
         yield batch
     server.close()

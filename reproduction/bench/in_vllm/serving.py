@@ -25,7 +25,7 @@ from reproduction import BENCH, RESULTS
 from reproduction.bench.in_vllm.client import OUTPUT, PROMPT, RATIO, SLO, Client, Rows
 from reproduction.bench.in_vllm.model import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM, write_model
 from reproduction.bench.peers.measure import graphics_card
-from reproduction.bench.peers.vllm_engine import ENVIRONMENT, MEMORY_SHARE
+from reproduction.bench.peers.vllm_engine import ATTENTION, ENVIRONMENT, MEMORY_SHARE
 
 POLICIES = (
     f"{SAME_RULE};policy=sarathi_serve chunk={BUDGET};policy=qoserve chunking=slack model=llama-3.1-8b;"
@@ -106,7 +106,7 @@ def _server(model: Path, port: int, folder: Path) -> Iterator[Callable[[], None]
         "max-model-len": LONGEST,
         "gpu-memory-utilization": MEMORY_SHARE,
         "scheduler-cls": "reproduction.bench.in_vllm.turns.TurnsScheduler",
-        "attention-config": json.dumps({"backend": "FLASH_ATTN", "flash_attn_version": 3}),
+        "attention-config": json.dumps(ATTENTION),
     }
     words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
     folder.mkdir(parents=True, exist_ok=True)

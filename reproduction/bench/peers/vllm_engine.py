@@ -24,6 +24,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # counting GPUs has loaded the driver
 }
 MEMORY_SHARE = 0.9
+ATTENTION = {"backend": "FLASH_ATTN", "flash_attn_version": 3}
 
 
 def cache_of(num_bytes: int) -> dict[str, Any]:
@@ -59,7 +60,7 @@ class VllmEngine:
             "enable_prefix_caching": False,
             "load_format": "dummy",
             "skip_tokenizer_init": True,
-            "attention_config": {"backend": "FLASH_ATTN", "flash_attn_version": 3},
+            "attention_config": ATTENTION,
             **arguments,
         }
         # vLLM writes to those of speculation
