@@ -28,7 +28,7 @@ from cbatch.view import View
 
 P = TypeVar("P")
 
-HOOKS = ("on_arrival", "on_tokens", "on_step", "on_finish")
+HOOKS = ("on_arrival", "on_wait", "on_tokens", "on_step", "on_finish")
 """Optional methods that report events to a policy."""
 
 
@@ -40,12 +40,14 @@ class Policy(Protocol):
         check(limits: Limits) -> None            # before the run; raises ConfigError if the settings do not fit
         num_at_once(request: Request) -> int     # tokens that one iteration must have room for; see `WholePrompts`
         on_arrival(request: Request) -> None     # a request has arrived
+        on_wait(request: Request) -> None        # it begins to wait: it has arrived, was preempted or, inside vLLM, was not
+                                                 # admitted as planned; a queue of the policy's own is filled here
         on_tokens(requests: Sequence[Request]) -> None  # an iteration has ended; each request has received a token, with
                                                         # accepted drafts several: it is named once for each token
         on_step(record: StepRecord) -> None      # the same iteration's times and totals
         on_finish(request: Request) -> None      # a request has ended
 
-    The last four methods may change only the policy's own state.
+    The last five methods may change only the policy's own state.
 
     `steady = True` in the policy's own class is a promise: if a plan is one decode per running request, the next plan is the same
     until a request arrives or ends, KV blocks run short (`Plan.least_free`), or `Plan.wake_at` comes. `steady` may be a property.

@@ -87,9 +87,10 @@ class Turns:
         self.observer: Observer | None = None  # of a cluster
         self.on_leave = self.on_launch = self.on_absorbed = cast(Callable[[Any], object], ignore)
         hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
-        self.on_arrival, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
-        repeats = getattr(executor, "repeats", False)
-        self._may_leap = repeats and "steady" in vars(type(policy)) and self._on_tokens is ignore
+        self.on_arrival, self._on_wait, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
+        self._may_leap = (
+            getattr(executor, "repeats", False) and "steady" in vars(type(policy)) and self._on_tokens is ignore
+        )
 
     def cancel(self, request: Request) -> None:
         """Ends a request whose client has left, between two turns. A request that has ended stays as it is.
@@ -151,6 +152,7 @@ class Turns:
         checked = check_plan(plan, self.state, self.view, self.policy_name)
         for request in plan.preempt:
             self.state.preempt(request)
+            self._call(self._on_wait, request)
         self._num_preempted += len(plan.preempt)
         for request, why in plan.reject:
             self.state.end(request, FinishReason.REJECTED, planned_at, why)
@@ -251,26 +253,26 @@ class Turns:
         waiting, departures = self._waiting, self._waiting.departures
         if waiting.asleep and not self._in_flight and (waiting.arrived or waiting.change_at <= now):
             self._stall_watch.note_progress(now)
-        if waiting.arrived:
-            arrived, waiting.arrived = waiting.arrived, []
-            for request in arrived:
-                self._arrive(request, now)
+        arrived, waiting.arrived = waiting.arrived, []
+        for request in arrived:
+            request.arrive(now if request.id in self.arrivals.iterations else None)
+            if self.state.cache is not None:
+                self.state.cache.expect([request])
+            self.state.waiting.add(request)
+            departures.arrived(request)
+            self._announce(request)
         for request in departures.due(now) if departures.next_at <= now else ():
             self.cancel(request)
         if waiting.poked_at <= now or self.inbox.awaits_room:
             waiting.poked_at = end_leases(self.state, now)
             for request in self.inbox.take(self.state, now):
-                self._call(self.on_arrival, request)
+                self._announce(request)
             waiting.poked_at = min(waiting.poked_at, self.inbox.next_at)
         return now
 
-    def _arrive(self, request: Request, now: float) -> None:
-        request.arrive(now if request.id in self.arrivals.iterations else None)
-        if self.state.cache is not None:
-            self.state.cache.expect([request])
-        self.state.waiting.add(request)
-        self._waiting.departures.arrived(request)
+    def _announce(self, request: Request) -> None:
         self._call(self.on_arrival, request)
+        self._call(self._on_wait, request)
 
     def _idle(self, plan: Plan) -> None:
         """Falls asleep until an arrival, a departure or the plan's `wake_at`: nothing is in flight and the plan is empty."""

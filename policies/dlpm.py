@@ -15,7 +15,7 @@ from itertools import takewhile
 from math import inf
 from operator import attrgetter
 
-from cbatch import ConfigError, Plan, Request, View
+from cbatch import ConfigError, Request, View
 from policies.chunking import ChunkSelector
 from policies.prefix_order import PrefixOrder
 from policies.shared.prefixes import MOST_RANKED
@@ -33,25 +33,21 @@ class DLPM(PrefixOrder):
         super().__init__(chunking)
         self.quantum, self.prompt_weight, self.output_weight = quantum, prompt_weight, output_weight
         self.deficits: dict[str | None, float] = {}  # of all known clients
-        self._planned: dict[Request, float] = {}  # charged first admissions
+        self._planned: dict[Request, float] = {}  # cost of each request's latest admission
         self._queues: defaultdict[str | None, WaitingQueue] = defaultdict(lambda: WaitingQueue(key=lambda request: 0))
 
     def on_arrival(self, request: Request) -> None:
         super().on_arrival(request)
         self.deficits.setdefault(request.client, 0.0)
-        charged = self._planned.pop(request, 0.0)
-        self.deficits[request.client] += charged if request.admitted_at is None else 0.0  # not admitted as planned
+
+    def on_wait(self, request: Request) -> None:
+        super().on_wait(request)
+        self._refund(request)
         self._queues[request.client].push(request)
 
     def on_finish(self, request: Request) -> None:
         super().on_finish(request)
-        self._planned.pop(request, None)
-
-    def plan(self, view: View) -> Plan:
-        plan = super().plan(view)
-        for request in plan.preempt:
-            self._queues[request.client].push(request)
-        return plan
+        self._refund(request)
 
     def prompts(self, view: View) -> Iterator[Request]:
         yield from view.prefilling
@@ -63,8 +59,7 @@ class DLPM(PrefixOrder):
                 cost = self.prompt_weight * request.num_ready
                 yield request
                 self.deficits[request.client] -= cost  # reached only if the request was admitted
-                if request.admitted_at is None:
-                    self._planned[request] = cost
+                self._planned[request] = cost
 
     def _by_arrival(self, view: View) -> Iterator[Request]:
         """Returns the waiting requests of clients whose deficits are not spent."""
@@ -77,6 +72,11 @@ class DLPM(PrefixOrder):
     def on_tokens(self, requests: Sequence[Request]) -> None:
         for request in requests:
             self.deficits[request.client] -= self.output_weight
+
+    def _refund(self, request: Request) -> None:
+        """Takes back the cost of a request that was planned, and never admitted."""
+        cost = self._planned.pop(request, 0.0)
+        self.deficits[request.client] += cost if request.admitted_at is None else 0.0
 
     def _refill(self, waiting: Collection[str | None]) -> None:
         while waiting and all(self.deficits[client] <= 0 for client in waiting):

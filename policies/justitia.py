@@ -42,8 +42,6 @@ class Justitia(RankedPrompts):
             if request.finished_at is None and (job := program_of(request)) not in self.tags:
                 self.tags[job] = self._virtual + self._cost(request)
                 heappush(self._fluid, self.tags[job])
-            if view.is_waiting(request):
-                self._queue.push(request)
         self._arrived.clear()
         return super().plan(view)
 

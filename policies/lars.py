@@ -24,23 +24,21 @@ class LARS(Described):
         if not target > 0 or not 0 < ttft < inf:
             raise ConfigError(f"policy: {target=} and {ttft=} must be above 0 seconds, and {ttft=} finite")
         self.target, self.ttft, self._waiting = target, ttft, FallingQueue()  # by relative slack
-        self._arrived: list[Request] = []
+        self._begun: list[Request] = []  # to wait, since the latest plan
         self._whole: dict[Request, float] = {}  # predicted seconds of the prompt
 
     def plan(self, view: View) -> Plan:
-        for request in self._arrived:
-            if request.finished_at is None:
-                self._whole[request] = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
-            if view.is_waiting(request):
-                self._wait(request)
-        self._arrived.clear()
+        for request in filter(view.is_waiting, self._begun):
+            whole = self._seconds(request, view)
+            self._waiting.push(request, (self._due(request) - whole) / whole, 1 / whole)
+        self._begun.clear()
         plan, self.steady = view.plan(), not view.waiting
         plan.add_decodes(preempt_newest=True)
         shape = BatchShape((), plan.num_requests, sum(request.num_tokens for request in plan.plan.requests))
         long_taken = blocked = False
         prompts = self._by_slack(plan, view)
         for request in prompts:
-            is_long = self._whole[request] > self.target
+            is_long = self._seconds(request, view) > self.target
             if (is_long and long_taken) or (blocked and view.is_waiting(request)):
                 continue
             share = 1 - min(max(self.slack(request, view), 0.0), 1.0) if is_long else 1.0
@@ -57,12 +55,10 @@ class LARS(Described):
                 plan.add(request, view.limits.tile, reserve=request.num_tokens)
         for request in plan.plan.requests[shape.num_decodes :]:
             self._waiting.discard(request)
-        for request in plan.plan.preempt:
-            self._wait(request)
         return plan.build()
 
-    def on_arrival(self, request: Request) -> None:
-        self._arrived.append(request)
+    def on_wait(self, request: Request) -> None:
+        self._begun.append(request)
 
     def on_finish(self, request: Request) -> None:
         self._waiting.discard(request)
@@ -70,7 +66,7 @@ class LARS(Described):
 
     def slack(self, request: Request, view: View) -> float:
         """Returns the current relative slack of a request."""
-        whole = self._whole[request]
+        whole = self._seconds(request, view)
         return (self._due(request) - view.now - whole * request.num_ready / request.num_tokens) / whole
 
     def _due(self, request: Request) -> float:
@@ -83,6 +79,8 @@ class LARS(Described):
         ranked += [(slack, 1, request.id, request) for slack, request in nearest]
         return [request for *_, request in sorted(ranked)]
 
-    def _wait(self, request: Request) -> None:
-        whole = self._whole[request]
-        self._waiting.push(request, (self._due(request) - whole) / whole, 1 / whole)
+    def _seconds(self, request: Request, view: View) -> float:
+        """Returns the predicted seconds of the whole prompt."""
+        if request not in self._whole:
+            self._whole[request] = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
+        return self._whole[request]

@@ -51,12 +51,11 @@ class LengthOrder(RankedPrompts):
         return is_steady(self.chunking) and self.order != "hrrn"
 
     def on_arrival(self, request: Request) -> None:
-        super().on_arrival(request)
-        self._processed_before.setdefault(request, self._processed)
+        self._processed_before[request] = self._processed
 
-    def expect(self, requests: Iterable[Request]) -> None:
+    def on_wait(self, request: Request) -> None:
         if self.order != "hrrn":  # which sorts all that wait at each plan
-            super().expect(requests)
+            super().on_wait(request)
 
     def plan(self, view: View) -> Plan:
         plan = super().plan(view)

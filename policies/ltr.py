@@ -51,13 +51,13 @@ class LTR(WholePrompts):
             self._promoted[request] -= 1
             if not self._promoted[request]:
                 del self._promoted[request]
-        self._queue.push(*plan.plan.preempt)
         return plan.build()
 
     def on_arrival(self, request: Request) -> None:
-        if request not in self._score:
-            self._score[request] = self.predictor.output(request)
+        self._score[request] = self.predictor.output(request)
         self._arrived.append(request)
+
+    def on_wait(self, request: Request) -> None:
         self._queue.push(request)
 
     def on_finish(self, request: Request) -> None:
@@ -66,15 +66,12 @@ class LTR(WholePrompts):
             kept.pop(request, None)
 
     def _promote(self, view: View) -> None:
-        for request in filter(view.is_waiting, self._arrived):
-            if request not in self._promoted:  # it may have arrived before
-                self._idle_since.setdefault(request, view.iteration)
+        self._idle_since |= dict.fromkeys(filter(view.is_waiting, self._arrived), view.iteration)
         self._arrived.clear()
         while self._idle_since and view.iteration - next(iter(self._idle_since.values())) >= self.starvation:
             request, _ = self._idle_since.popitem(last=False)  # until its next service
             self._promoted[request] = self.period
-            if view.is_waiting(request):
-                self._queue.push(request)
+            self._queue.push(request)
 
     def _rank(self, request: Request) -> tuple[bool, float]:
         return request not in self._promoted, self._score[request]

@@ -36,10 +36,9 @@ class McSf(WholePrompts):
                 too_much = most_held(held, left) > view.kv.num_tokens and len(held) > 1
                 if too_much or not plan.add(request, whole=True):
                     break
-        self._queue.push(*plan.plan.preempt)
         return plan.build()
 
-    def on_arrival(self, request: Request) -> None:
+    def on_wait(self, request: Request) -> None:
         self._queue.push(request)
 
     def on_finish(self, request: Request) -> None:

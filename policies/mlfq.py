@@ -32,12 +32,10 @@ class MLFQ(WholePrompts):
         for more in range(1, view.iteration - planned):
             self._charge(repeating, first._replace(decode_context=first.decode_context + more), view)
         for request in self._arrived:
-            if request.finished_at is None and request not in self._quanta:
+            if request.finished_at is None:
                 whole = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
                 self._quanta.join(request, self._quanta.first_queue(whole) if self.skip_join else 0)
                 self._unserved.add(request, request.arrival_time)
-            if view.is_waiting(request):
-                self._waiting.push(request)
         self._arrived.clear()
         self._promote(view)
         plan = view.plan()
@@ -48,11 +46,13 @@ class MLFQ(WholePrompts):
         self._charge(plan.plan.requests, shape, view)
         self.steady = len(running) == shape.num_decodes == 1 and not (shape.chunks or view.waiting)
         self._latest = view.iteration, shape, [*running] if self.steady else []
-        self._waiting.push(*plan.plan.preempt)
         return plan.build()
 
     def on_arrival(self, request: Request) -> None:
         self._arrived.append(request)
+
+    def on_wait(self, request: Request) -> None:
+        self._waiting.push(request)
 
     def on_finish(self, request: Request) -> None:
         self._quanta.leave(request)
@@ -63,8 +63,7 @@ class MLFQ(WholePrompts):
         for request in self._unserved.longer_than(self.promote_after, view):
             if self._quanta.place(request)[0] > 0:
                 self._quanta.join(request, 0)
-                if view.is_waiting(request):
-                    self._waiting.push(request)
+                self._waiting.push(request)
 
     def _charge(self, served: list[Request], shape: BatchShape, view: View) -> None:
         seconds = view.cost.predict(shape) if shape.num_tokens else 0.0

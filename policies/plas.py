@@ -33,7 +33,7 @@ class Plas(SarathiServe):
 
     def plan(self, view: View) -> Plan:
         self._repeats.catch_up(view)
-        self._waiting.push(*filter(view.is_waiting, self._queues.promote(view.now)))
+        self._waiting.push(*self._queues.promote(view.now))
         plan, batch = view.plan(), view.limits.max_batch
         newcomers = [*islice(self._waiting.in_order(view), min(view.num_places, batch))]
         first = sorted([*view.running, *newcomers], key=self._queues.place)[:batch]
@@ -48,22 +48,24 @@ class Plas(SarathiServe):
             budget -= chunk if plan.refusal is None else 0
         plan.add_decodes()
         granted, shape = plan.plan.requests, self._repeats.charge(plan.plan, view)
-        self._waiting.push(*filterfalse(granted.__contains__, newcomers), *plan.plan.preempt)
+        self._waiting.push(*filterfalse(granted.__contains__, newcomers))
         decodes_all = 0 < shape.num_decodes == len(granted) == len(view.running) and not view.waiting
         self.steady = decodes_all and is_steady(self.chunking) and granted == sorted(granted, key=self._queues.place)
         self._repeats.expect(granted if self.steady else ())
         return plan.build(wake_at=self._queues.next_change(view.now, granted) if self.steady else inf)
 
     def on_arrival(self, request: Request) -> None:
-        self._repeats.defer(self._arrive, request)
+        self._repeats.defer(self._join, request)
+
+    def on_wait(self, request: Request) -> None:
+        self._waiting.push(request)
 
     def on_finish(self, request: Request) -> None:
         super().on_finish(request)
         self._repeats.defer(self._queues.leave, request)
 
-    def _arrive(self, request: Request) -> None:
+    def _join(self, request: Request) -> None:
         self._queues.join(request, self.attained)
-        self._waiting.push(request)
 
     def attained(self, program: Program, request: Request) -> float:
         """Returns the seconds of service that a new call's program has attained."""

@@ -51,7 +51,9 @@ class PrefixOrder(SarathiServe):
             self._kept = FewestUncached()
 
     def on_arrival(self, request: Request) -> None:
-        self._computed_before.setdefault(request, self._computed)
+        self._computed_before[request] = self._computed
+
+    def on_wait(self, request: Request) -> None:
         self._kept.expect([request])
 
     def on_step(self, record: StepRecord) -> None:
@@ -66,7 +68,6 @@ class PrefixOrder(SarathiServe):
         self.steady = is_steady(self.chunking) and not view.waiting
         plan = super().plan(view)
         self._kept.discard(plan.requests)
-        self._kept.expect(plan.preempt)
         return plan
 
     def prompts(self, view: View) -> Iterable[Request]:

@@ -9,7 +9,7 @@ After a request that preempted itself, version 0.22.1 serves no other in this it
 
 from collections.abc import Iterable
 
-from cbatch import ConfigError, Plan, Request, View
+from cbatch import ConfigError, Request, View
 from policies.shared.waiting import WaitingQueue
 from policies.vllm_v1 import VERSIONS, VllmV1
 
@@ -25,16 +25,9 @@ class Priority(VllmV1):
             raise ConfigError(f"policy.boost={boost}: give 0 for none, or how far preemptions raise a priority")
         self.boost = boost
         self._queue = WaitingQueue(self._urgency)
-        self._preempted: list[Request] = []  # by the last plan
 
-    def on_arrival(self, request: Request) -> None:
+    def on_wait(self, request: Request) -> None:
         self._queue.push(request)
-
-    def plan(self, view: View) -> Plan:
-        self._queue.push(*self._preempted)  # now that their preemption is counted
-        plan = super().plan(view)
-        self._preempted = plan.preempt
-        return plan
 
     def waiting(self, view: View) -> Iterable[Request]:
         return self._queue.in_order(view)

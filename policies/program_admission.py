@@ -55,22 +55,22 @@ class ProgramAdmission(SarathiServe):
             del self.programs.of(request).waiting[request]
             if request.turn:
                 self._found, self._asked = self._found + request.num_computed, self._asked + request.num_prompt_tokens
-        for request in plan.preempt:
-            self._preempted, program = True, self.programs.of(request)
-            program.waiting[request] = None
-            self.programs.note(program, 0, program.tokens)
+        self._preempted |= bool(plan.preempt)
         plan.wake_at = self._next
         return plan
 
     def prompts(self, view: View) -> Iterator[Request]:
         waiting = (program.waiting for program in self.programs.active.values())
-        return chain(view.prefilling, chain.from_iterable(waiting))
+        return chain(view.prefilling, filter(view.is_waiting, chain.from_iterable(waiting)))
 
     def on_arrival(self, request: Request) -> None:
+        self._open.arrive(request)
+        self.programs.note(self.programs.of(request), 1, request.num_prompt_tokens)
+
+    def on_wait(self, request: Request) -> None:
         program = self.programs.of(request)
         program.waiting[request] = None
-        if self._open.arrive(request):
-            self.programs.note(program, 1, request.num_prompt_tokens)
+        self.programs.note(program, 0, program.tokens)
 
     def on_finish(self, request: Request) -> None:
         super().on_finish(request)

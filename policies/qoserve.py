@@ -59,7 +59,7 @@ class QoServe(Described):
                 break
         return plan.build()
 
-    def on_arrival(self, request: Request) -> None:
+    def on_wait(self, request: Request) -> None:
         self._queue.push(request)
 
     def on_step(self, record: StepRecord) -> None:

@@ -54,10 +54,9 @@ class Slai(Described):
         for request in decodes:
             if plan.num_tokens < self.budget:
                 self._decode(request, plan, [])
-        self._queue.push(*plan.plan.preempt)
         return plan.build()
 
-    def on_arrival(self, request: Request) -> None:
+    def on_wait(self, request: Request) -> None:
         self._queue.push(request)
 
     def on_step(self, record: StepRecord) -> None:

@@ -35,6 +35,8 @@ class Trail(SarathiServe):
 
     def on_arrival(self, request: Request) -> None:
         self._first[request] = self.predictor.output(request)
+
+    def on_wait(self, request: Request) -> None:
         self._queue.push(request)
 
     def on_finish(self, request: Request) -> None:
@@ -48,7 +50,7 @@ class Trail(SarathiServe):
         prefilling = [request for request in view.prefilling if request not in plan.plan.preempt]
         self.fill(plan, view, [*prefilling, *newcomers])
         granted = {*plan.plan.requests}
-        self._queue.push(*(request for request in newcomers if request not in granted), *plan.plan.preempt)
+        self._queue.push(*(request for request in newcomers if request not in granted))
         return plan.build()
 
     def _newcomers(self, plan: PlanBuilder, view: View) -> list[Request]:

@@ -42,64 +42,68 @@ class VTC(WholePrompts):
         all_weights = (prompt_weight, output_weight, *(weights or {}).values())
         if not all(isinstance(each, int | float) and each is not True and 0 < each < inf for each in all_weights):
             raise ConfigError(f"policy.{weights=}, {prompt_weight=}, {output_weight=}: weights must be finite, above 0")
-        self.predictor, self.predict, self.charge_first, self.charge_hits = (
-            predictor,
-            predict,
-            charge_first,
-            charge_hits,
-        )
+        self.predictor, self.predict = predictor, predict
+        self.charge_first, self.charge_hits = charge_first, charge_hits
         self.prompt_weight, self.output_weight, self._limit = prompt_weight, output_weight, RateLimit(rpm)
         self.lift, self.weights, self.order, self.quantum, self.rpm = lift, weights or None, order, quantum, rpm
         self._clients = clients_by(order, weights or {}, lift, quantum)
         self._exact = not (weights or predict) and all(float(value).is_integer() for value in (*all_weights, quantum))
         self.counters = self._clients.counters
-        self._arrived: list[Request] = []  # since the last plan
-        self._accepted: set[Request] = set()
-        self._prompts: dict[Request, float] = {}  # charged service of the prompts of running requests
-        self._paid: dict[Request, float] = {}  # charged output tokens of running requests
+        self._begun: list[Request] = []  # to wait, since the last plan
+        self._refused: set[Request] = set()
+        self._prompts: dict[Request, float] = {}  # charged service of the prompts of admitted requests
+        self._paid: dict[Request, float] = {}  # charged output tokens of admitted requests
 
     def plan(self, view: View) -> Plan:
         for request in view.running:
             if request not in self._paid:  # admitted by vLLM, not by this policy
-                self._clients.push(request)
                 self._admit(request, request.num_prompt_tokens - request.num_cached_tokens)
             self._charge_output(request, max(self._counted(request.num_new_tokens), self._paid[request]))
         plan, self.steady = view.plan(), self._exact and not view.waiting
         # new requests enter the queue once the tokens generated before their arrival are charged
-        for request in filter(view.is_waiting, self._arrived):
-            if request in self._prompts:  # not admitted as planned
-                self._charge_output(request, 0.0)
-                self._clients.charge(request.client, -self._prompts.pop(request))
-                del self._paid[request]
-            if request in self._accepted or self._limit.accepts(request):
-                self._accepted.add(request)
-                self._clients.push(request)
-            else:
+        for request in filter(view.is_waiting, self._begun):
+            if request in self._refused:
                 plan.reject(request, f"more than {self.rpm} requests of client {request.client} in 60 s")
-        self._arrived.clear()
+            else:
+                self._refund(request)
+                self._clients.push(request)
+        self._begun.clear()
         plan.add_decodes()
         while plan.can_admit and (new := self._clients.first()) and plan.add(new, whole=True, reserve=new.max_tokens):
             self._admit(new, new.num_ready)
         return plan.build()
 
     def on_arrival(self, request: Request) -> None:
-        self._arrived.append(request)
+        if not self._limit.accepts(request):
+            self._refused.add(request)
+
+    def on_wait(self, request: Request) -> None:
+        self._begun.append(request)
 
     def on_finish(self, request: Request) -> None:
         self._clients.discard(request)
-        self._accepted.discard(request)
-        self._prompts.pop(request, None)
-        if request in self._paid:  # it was admitted
+        self._refused.discard(request)
+        self._refund(request)
+        if self._prompts.pop(request, None) is not None:
             self.predictor.observe(request)
             self._charge_output(request, self._counted(request.num_output_tokens))
             del self._paid[request]
 
     def _admit(self, request: Request, missing: int) -> None:
-        """Charges an admitted request. missing: prompt tokens that the prefix cache does not hold."""
-        tokens = request.num_prompt_tokens if self.charge_hits else missing
-        self._prompts[request] = self.prompt_weight * tokens
-        self._clients.take(request, self._prompts[request])
-        self._charge_output(request, self.predictor.output(request) if self.predict else 0.0)
+        """Charges a request at its first admission. missing: prompt tokens that the prefix cache does not hold."""
+        self._clients.take(request)
+        if request not in self._prompts:
+            tokens = request.num_prompt_tokens if self.charge_hits else missing
+            self._prompts[request] = self.prompt_weight * tokens
+            self._clients.charge(request.client, self._prompts[request])
+            self._charge_output(request, self.predictor.output(request) if self.predict else 0.0)
+
+    def _refund(self, request: Request) -> None:
+        """Takes back what a request was charged that was planned, and never admitted."""
+        if request.admitted_at is None and request in self._prompts:
+            self._charge_output(request, 0.0)
+            self._clients.charge(request.client, -self._prompts.pop(request))
+            del self._paid[request]
 
     def _counted(self, tokens: int) -> int:
         """Returns how many of a request's output tokens are charged."""

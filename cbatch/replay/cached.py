@@ -1,7 +1,7 @@
 """Replays runs with a prefix cache by carrying out the recorded plans, since the content of the cache is not recorded."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -27,11 +27,19 @@ from cbatch.view import EngineView
 class Hooked:
     """Base class of replays: calls a policy's hooks, and knows the recorded end of each iteration."""
 
+    _requests: Mapping[int, Request]
+
     def __init__(self, recorded: Recorded, policy: Policy) -> None:
         self._policy, self._where, self._iterations = policy, f"policy {name_of(policy)}", recorded.iterations
         self._ends = {event.record.iteration: event for event in recorded.events if isinstance(event, StepEnd)}
         hooks = (optional_method(policy, name) for name in HOOKS)
-        self._on_arrival, self._on_tokens, self._on_step, self._on_finish = hooks
+        self._on_arrival, self._on_wait, self._on_tokens, self._on_step, self._on_finish = hooks
+
+    def put_back(self, planned: Decided) -> None:
+        """Tells the policy which requests of its own plan still wait after the recorded one."""
+        for request in [self._requests[id_] for id_, _ in planned.entries if id_ in self._requests]:
+            if request.status is Status.WAITING:
+                self._tell(self._on_wait, request)
 
     def _tell(self, method: Callable[[Any], Any], argument: object) -> None:
         call(self._where, method, argument)
@@ -54,7 +62,7 @@ class CachedReplay(Hooked):
     ) -> None:
         super().__init__(recorded, policy)
         limits = recorded.limits
-        self._requests = {request.id: Request.from_spec(spec_of(request)) for request in requests}
+        self._requests: dict[int, Request] = {request.id: Request.from_spec(spec_of(request)) for request in requests}
         lengths = Counter(chain.from_iterable(end.received for end in self._ends.values()))
         for id_ in chain.from_iterable(end.stopped for end in self._ends.values()):
             spec = replace(spec_of(self._requests[id_]), true_new_tokens=lengths[id_])
@@ -85,6 +93,7 @@ class CachedReplay(Hooked):
                 self._cache.expect([request])
                 state.waiting.add(request)
                 self._tell(self._on_arrival, request)
+                self._tell(self._on_wait, request)
 
     def carry_out(self, event: Decision) -> None:
         state, now, plan = self._state, event.seen.now, self._plan(event.decided)
@@ -97,6 +106,7 @@ class CachedReplay(Hooked):
         self._cache.give_up(plan.give_up)
         for request in plan.preempt:
             state.preempt(request)
+            self._tell(self._on_wait, request)
         for request, why in plan.reject:
             state.end(request, FinishReason.REJECTED, now, why)
             self._tell(self._on_finish, request)

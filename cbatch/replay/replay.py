@@ -1,7 +1,7 @@
 """Replays recorded decisions: another policy plans at the recorded views, and its plans are compared with the recorded plans.
 
 No engine runs, and the other policy's plans are not carried out. The same views thus appear in the same order on any machine, for
-any host that served the requests. A policy that relies on its own plans instead of the view may make wrong decisions here.
+any host that served the requests. A policy that counts on its plans, beyond what `on_wait` tells it, may decide wrongly here.
 """
 
 from collections import deque
@@ -75,9 +75,10 @@ def replay(
                 shown.end(event)
                 continue
             shown.look(event)
-            report(ReplayComparison(event, *ask(policy, shown.view)))
+            report(compared := ReplayComparison(event, *ask(policy, shown.view)))
             if event is not recorded.events[-1]:  # the last plan may be illegal
                 shown.carry_out(event)
+                shown.put_back(compared.decided)
     except LookupError as error:  # not the policy's: its errors have another type
         iteration = (event.record if isinstance(event, StepEnd) else event).iteration
         problem = f"iteration {iteration} has a request, or an end, that is recorded nowhere before ({error!r})"
@@ -164,7 +165,8 @@ class _Replay(Hooked):
     ) -> None:
         super().__init__(recorded, policy)
         self.view = _View(recorded, cost, drafter)
-        self._requests = {request.id: ReplayedRequest.from_spec(spec_of(request)) for request in requests}
+        replayed = [ReplayedRequest.from_spec(spec_of(request)) for request in requests]
+        self._requests: dict[int, ReplayedRequest] = {request.id: request for request in replayed}
         self._present: dict[ReplayedRequest, None] = {}  # in the latest view
         self._announced: set[Request] = set()
 
@@ -198,6 +200,8 @@ class _Replay(Hooked):
         view.update(prefilling=[request for request in running if request not in decoding])
         for request in arrived:
             self._tell(self._on_arrival, request)
+            if request.status is Status.WAITING:
+                self._tell(self._on_wait, request)
 
     def carry_out(self, event: Decision) -> None:
         """Carries out the recorded plan on the requests."""
@@ -207,6 +211,7 @@ class _Replay(Hooked):
             request.lose(request.computed - drafts_in_flight)
             request.status, request.computed, request.held = Status.WAITING, 0, 0
             request.ready = 0 if drafts_in_flight else request.total
+            self._tell(self._on_wait, request)
         for id_, why in decided.reject:
             known[id_].reject_reason = why
             self._finish(known[id_], FinishReason.REJECTED)

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from logging import getLogger
 from operator import attrgetter
 from typing import Any
 
@@ -19,10 +18,8 @@ from cbatch.vllm.drafts import VllmDrafts
 from cbatch.vllm.plan_check import check_plan
 from cbatch.vllm.recording import Recording
 from cbatch.vllm.request import Population, ServedRequest, served
-from cbatch.vllm.settings import Adapter, Counts
+from cbatch.vllm.settings import Adapter, Counts, log, warn_at_times
 from cbatch.vllm.view import Launched, VllmView
-
-_log = getLogger("vllm.cbatch")  # vLLM formats and shows child loggers of its own
 
 _VLLM_ID = attrgetter("vllm_id")
 
@@ -49,12 +46,12 @@ class Planner:
         self.all_decode = False
         # a steady policy's latest plan, the plan's decodes, and the free blocks after the plan
         self._latest: tuple[Plan, list[Request], int] | None = None
-        self._arriving: deque[ServedRequest] = deque()  # announced before the next plan; vLLM may have admitted them
+        self._begun = deque[ServedRequest]()  # to wait, of which the policy is told before the next plan
         self._ended: list[ServedRequest] = []
         recorder = adapter.recorder
         self._recording = None if recorder is None else Recording(recorder, self.view)
         hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
-        self._on_arrival, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
+        self._on_arrival, self._on_wait, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
         self._counts_steps = self._on_step is not ignore or recorder is not None
         unseen = self._on_tokens is self._on_step is ignore and recorder is None and self.mode != "shadow"
         self._leaps = unseen and is_steady(policy)
@@ -82,7 +79,7 @@ class Planner:
         """Shows the request to the policy, which can plan the request from now on."""
         if request.status is Status.PENDING:
             self.population.wait(request)
-            self._arriving.append(request)
+            self._begun.append(request)
 
     def hide(self, request: ServedRequest) -> None:
         """Hides a request that vLLM cannot compute yet, for lack of its grammar or of KV blocks from another machine."""
@@ -91,14 +88,11 @@ class Planner:
             request.status = Status.PENDING
 
     def preempted(self, request: ServedRequest, planned: bool) -> None:
-        """Records that vLLM is about to preempt a request.
-
-        A request that the plan did not preempt is announced again, since policies may keep their own queues.
-        """
+        """Records that vLLM is about to preempt a request. planned: by the plan, as every policy knows."""
         self.population.preempt(request)
         self._num_preempted += 1
-        if not planned:
-            self._arriving.append(request)
+        if not planned or self._on_wait is not ignore:
+            self._begun.append(request)
         if self._recording is not None:
             self._recording.preempted(request)
 
@@ -128,15 +122,15 @@ class Planner:
                 self._stall_watch.check(view.now, view, self._where)
         except CbatchError as error:
             if isinstance(error, TooLongError) and view.is_waiting(error.request):
-                self._arriving.extend(served(population.waiting))
+                self._begun.extend(served(population.waiting))
                 plan = Plan()
                 plan.reject = [(error.request, str(error))]
                 return plan
             if self.mode == "strict":
                 raise
             self.counts.fallbacks += 1
-            _warn_at_times(self.counts.fallbacks, "vLLM decides iterations by its own rule (%d so far): %s", error)
-            self._arriving.extend(served(population.waiting))  # the policy may consider them admitted
+            warn_at_times(self.counts.fallbacks, "vLLM decides iterations by its own rule (%d so far): %s", error)
+            self._begun.extend(served(population.waiting))  # the policy may consider them admitted
             return None
         self.planned = dict(zip(map(_VLLM_ID, plan.requests), plan.num_tokens, strict=True))
         more = plan.preempt or plan.reject or plan.reserve or view.drafts.most
@@ -192,7 +186,7 @@ class Planner:
         self.counts.iterations += 1
 
     def _compare(self, planned: Mapping[str, int], scheduled: Mapping[str, int]) -> None:
-        """Counts tokens that vLLM has not granted. Planned requests that still wait are announced again."""
+        """Counts tokens that vLLM has not granted. The policy is told that planned requests still wait."""
         counts = self.counts
         counts.different += self.mode == "shadow"
         for id_, count in planned.items():
@@ -201,9 +195,9 @@ class Planner:
                 counts.short += 1
                 counts.short_tokens += count - granted
                 message = "vLLM granted fewer tokens than planned (%d times so far), to request %s"
-                _warn_at_times(counts.short, message, id_)
+                warn_at_times(counts.short, message, id_)
             if not granted and (request := self.population.by_id.get(id_)) and request.status is Status.WAITING:
-                self._arriving.append(request)
+                self._begun.append(request)
 
     # -- an iteration has ended ----------------------------------------------------------------------------------------
 
@@ -246,7 +240,7 @@ class Planner:
             self._recording.finished(ended)
 
     def close(self) -> None:
-        _log.info("cbatch: %s", self.counts)
+        log.info("cbatch: %s", self.counts)
         if self._recording is not None:
             self._recording.close()
 
@@ -273,18 +267,28 @@ class Planner:
     # -- calls of the policy -------------------------------------------------------------------------------------------
 
     def _announce(self) -> None:
+        """Tells the policy which requests have ended, arrived and begun to wait. vLLM may have admitted them since.
+
+        To a policy without `on_wait`, a request that waits again has ended, as one that moves to another engine, and arrives.
+        """
         self._tell_ended()
-        while self._arriving:
-            request = self._arriving.popleft()
-            if request.status is Status.WAITING or (request.status is Status.RUNNING and not request.announced):
+        while self._begun:
+            request = self._begun.popleft()
+            waits = request.status is Status.WAITING
+            if waits and request.announced and self._on_wait is ignore and self._on_arrival is not ignore:
+                request.announced = False
+                self._call(self._on_finish, request)
+            if not request.announced and (waits or request.status is Status.RUNNING):
                 request.announced = True
                 self._call(self._on_arrival, request)
+            if waits:
+                self._call(self._on_wait, request)
 
     def _failed(self, error: CbatchError) -> None:
         """Raises or logs the failure of a hook, which makes no decision."""
         if self.mode == "strict":
             raise error
-        _log.warning("the policy failed, and vLLM goes on: %s", error)
+        log.warning("the policy failed, and vLLM goes on: %s", error)
 
     def _where(self) -> str:
         return f"policy {self._name}, iteration {self.view.iteration}"
@@ -292,9 +296,3 @@ class Planner:
     def _call(self, method: Callable[[Any], Any], argument: Any) -> Any:
         """Calls the policy, and converts an exception in the policy to an error that names the policy."""
         return call(self._where, method, argument)
-
-
-def _warn_at_times(number: int, message: str, what: object) -> None:
-    """Logs the 1st, 10th, 100th, ... occurrence."""
-    if set(str(number)[1:]) <= {"0"} and str(number)[0] == "1":
-        _log.warning(message, number, what)

@@ -5,14 +5,12 @@ The sets of waiting, running and decoding requests are updated after each action
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from logging import getLogger
 from typing import Any, cast
 
 from cbatch.request import FinishReason, Request, Status
 from cbatch.request_spec import SLO, RequestSpec
 from cbatch.request_table import Queues
-
-_log = getLogger("vllm.cbatch")  # vLLM formats and shows child loggers of its own
+from cbatch.vllm.settings import log
 
 _RANGE = 1e-9, 1e9
 """Accepted range of seconds and tokens: sums, products and quotients in a policy remain finite."""
@@ -177,5 +175,5 @@ def _number(extra: Mapping[str, Any], name: str, source: Any) -> float | None:
         if _RANGE[0] <= (number := float(value)) <= _RANGE[1]:
             return number
     wanted = f"give a number from {_RANGE[0]:g} to {_RANGE[1]:g}"
-    _log.warning("request %s: %s=%.50r is left out; %s", source.request_id, name, value, wanted)
+    log.warning("request %s: %s=%.50r is left out; %s", source.request_id, name, value, wanted)
     return None

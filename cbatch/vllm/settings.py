@@ -1,6 +1,7 @@
 """The settings of the adapter and its counts."""
 
 from dataclasses import dataclass, field
+from logging import getLogger
 from typing import Literal, Protocol
 
 from cbatch.cost import BatchShape, CostModel
@@ -9,6 +10,8 @@ from cbatch.policy import Policy
 from cbatch.replay.decisions import Decision, Recorded, StepEnd
 from cbatch.request_spec import RequestSpec
 from cbatch.stall import PATIENCE, Patience
+
+log = getLogger("vllm.cbatch")  # vLLM formats and shows child loggers of its own
 
 Mode = Literal["strict", "fallback", "shadow"]
 
@@ -84,3 +87,9 @@ class Counts:
             parts.append(f"{self.drafts} drafts, {self.accepted_drafts} accepted")
             parts.append(f"{self.lacking_drafts} drafts asked for that vLLM had not proposed")
         return ", ".join(parts)
+
+
+def warn_at_times(number: int, message: str, what: object) -> None:
+    """Logs the 1st, 10th, 100th, ... occurrence."""
+    if set(str(number)[1:]) <= {"0"} and str(number)[0] == "1":
+        log.warning(message, number, what)

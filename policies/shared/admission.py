@@ -43,7 +43,7 @@ class Admission(ABC):
         return known
 
     def note(self, program: Program, opened: int, tokens: int) -> None:
-        """Called when a request of the program, of these tokens, has arrived (1), ended (-1) or been preempted (0)."""
+        """Called when a request of the program, of these tokens, has arrived (1), ended (-1) or begun to wait (0)."""
         program.num_open, program.tokens = program.num_open + opened, tokens
 
     def end(self, program: Program) -> None:

@@ -63,8 +63,7 @@ class AttainedQueues:
 
     def join(self, request: Request, attained: Callable[[Program, Request], float]) -> None:
         """Adds a call. attained: returns the seconds of service that its program has attained."""
-        if not self._open.arrive(request):
-            return
+        self._open.arrive(request)
         program = self._programs[program_of(request)]
         inherited = attained(program, request)
         self._calls[request] = Call(program, inherited, request.arrival_time)

@@ -1,13 +1,19 @@
 """Orders waiting requests by client for fair shares: by counters of service, in turn, or by arrival."""
 
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from heapq import heappop, heappush, heapreplace
+from operator import attrgetter
+
+from sortedcontainers import SortedKeyList
 
 from cbatch import ConfigError, Request
 
 Client = str | None
-Queue = OrderedDict[Request, None]  # oldest first
+
+
+def oldest_first() -> "SortedKeyList[Request, tuple[float, int]]":
+    return SortedKeyList(key=attrgetter("arrival_time", "id"))
 
 
 class Arrival:
@@ -15,26 +21,28 @@ class Arrival:
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         """weights: weights of clients by name; default 1."""
-        self.counters: dict[Client, float] = {}
+        self.counters = defaultdict[Client, float](float)
         self.weights = weights
-        self._queue = Queue()
+        self._queue = oldest_first()
 
     def push(self, request: Request) -> None:
-        self.counters.setdefault(request.client, 0.0)
-        self._queue[request] = None
+        self.discard(request)
+        self._queue_of(request).add(request)
 
     def first(self) -> Request | None:
         """Returns the request whose turn it is, or None."""
         return next(iter(self._queue), None)
 
-    def take(self, request: Request, service: float) -> None:
-        """Removes `first`, which is admitted, and charges its client."""
+    def take(self, request: Request) -> None:
+        """Removes a request that is admitted."""
         self.discard(request)
-        self.charge(request.client, service)
 
     def discard(self, request: Request) -> None:
         """Removes a request, if present."""
-        self._queue.pop(request, None)
+        self._queue_of(request).discard(request)
+
+    def _queue_of(self, request: Request) -> "SortedKeyList[Request, tuple[float, int]]":
+        return self._queue
 
     def charge(self, client: Client, service: float) -> None:
         """Adds service to a client's counter. service: negative for a refund."""
@@ -46,10 +54,10 @@ class _ByClient(Arrival):
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         super().__init__(weights)
-        self._waiting: defaultdict[Client, Queue] = defaultdict(Queue)
+        self._waiting = defaultdict[Client, "SortedKeyList[Request, tuple[float, int]]"](oldest_first)
 
-    def discard(self, request: Request) -> None:
-        self._waiting[request.client].pop(request, None)
+    def _queue_of(self, request: Request) -> "SortedKeyList[Request, tuple[float, int]]":
+        return self._waiting[request.client]
 
 
 class LeastCounter(_ByClient):
@@ -67,21 +75,20 @@ class LeastCounter(_ByClient):
         self._left_last: Client = None
 
     def push(self, request: Request) -> None:
-        client, queue = request.client, self._waiting[request.client]
-        if not queue:
+        client = request.client
+        if not self._waiting[client]:
             least = self._least()
             floor = self.counters[least[0]] if least else self.counters.get(self._left_last, 0.0)
-            counter = self.counters.get(client, 0.0)
-            self.counters[client] = max(counter, floor) if self.lift else counter
+            self.counters[client] = max(self.counters[client], floor) if self.lift else self.counters[client]
             self._enter(client)
-        queue[request] = None
+        super().push(request)
 
     def first(self) -> Request | None:
         least = self._least()
         return next(iter(self._waiting[least[0]])) if least else None
 
-    def take(self, request: Request, service: float) -> None:
-        super().take(request, service)
+    def take(self, request: Request) -> None:
+        super().take(request)
         self._left_last = request.client
 
     def charge(self, client: Client, service: float) -> None:
@@ -118,11 +125,9 @@ class RoundRobin(_ByClient):
         self._begun = False
 
     def push(self, request: Request) -> None:
-        client = request.client
-        self.counters.setdefault(client, 0.0)
-        if client not in self._active:
-            self._active.append(client)
-        self._waiting[client][request] = None
+        if request.client not in self._active:
+            self._active.append(request.client)
+        super().push(request)
 
     def first(self) -> Request | None:
         while self._active:

@@ -11,7 +11,7 @@ from policies.shared.waiting import WaitingQueue
 
 
 class KeptOrder(ABC):
-    """Waiting requests in an order. The owner calls `expect` on arrival and preemption, and `discard` on admission and end."""
+    """Waiting requests in an order. The owner calls `expect` when a request begins to wait, and `discard` on admission and end."""
 
     def __init__(self) -> None:
         self._expected: dict[Request, None] = {}  # to be placed

@@ -68,8 +68,6 @@ class PinnedSessions(SarathiServe, ABC):
         while self.pinned and missing > plan.free_blocks - self._num_blocks(view):
             self._unpin_latest()
         self.fill(plan, view, self._in_order(plan, view))
-        for request in plan.plan.preempt:
-            self._wait(request)
         plan.plan.give_up, self._given_up = self._given_up, {}
         ends = [pin.until for pin in self.pinned.values() if pin.until > view.now]
         built = plan.build(wake_at=min(ends, default=inf))
@@ -81,7 +79,10 @@ class PinnedSessions(SarathiServe, ABC):
         self._open.arrive(request)
         self._num_events += 1
         self.first.setdefault(program_of(request), self._num_events)
-        self._wait(request)
+
+    def on_wait(self, request: Request) -> None:
+        self.waiting[program_of(request)].add(request)
+        self._queue.push(request)
 
     def on_finish(self, request: Request) -> None:
         super().on_finish(request)
@@ -132,10 +133,6 @@ class PinnedSessions(SarathiServe, ABC):
         if others:
             self.give_up(max(others)[-1])
         return bool(others)
-
-    def _wait(self, request: Request) -> None:
-        self.waiting[program_of(request)].add(request)
-        self._queue.push(request)
 
     def _leave(self, request: Request) -> None:
         program = program_of(request)

@@ -25,12 +25,8 @@ class OpenPrograms:
         self._open = defaultdict[Hashable, set[Request]](set)  # requests that have arrived and not ended
         self._over = Latest[Hashable, None]()  # sessions whose last request has ended
 
-    def arrive(self, request: Request) -> bool:
-        """Notes that a request has arrived; returns False if it had before: inside vLLM a request that is not admitted as planned arrives again."""
-        requests = self._open[program_of(request)]
-        is_new = request not in requests
-        requests.add(request)
-        return is_new
+    def arrive(self, request: Request) -> None:
+        self._open[program_of(request)].add(request)
 
     def finish(self, request: Request) -> bool:
         """Notes that a request has ended. Returns whether its program has: nothing of it is left, and none is expected."""

@@ -20,9 +20,6 @@ class Quanta:
         self._used: dict[Request, float] = {}
         self._num_joined = 0
 
-    def __contains__(self, request: Request) -> bool:
-        return request in self._place
-
     def place(self, request: Request) -> tuple[int, int]:
         """Returns a request's place, ascending from the head of the first queue to the tail of the last queue."""
         return self._place[request]

@@ -5,29 +5,28 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import Any
 
-from cbatch import Plan, PlanBuilder, Refusal, Request, View
+from cbatch import PlanBuilder, Refusal, Request, View
 from policies.chunking import ChunkSelector
 from policies.sarathi_serve import SarathiServe
 
 
 class WaitingQueue:
-    """Requests by ascending key; ties: by arrival, then id. A policy pushes requests on arrival and on preemption."""
+    """Requests by ascending key; ties: by arrival, then id. A policy pushes requests that begin to wait (`on_wait`)."""
 
     def __init__(self, key: Callable[[Request], Any]) -> None:
-        """key: returns the key of a request when it is pushed. Push a request again if its key has changed."""
+        """key: returns the key of a request at the next look after its push. Push a request again if its key has changed."""
         self.key = key
+        self._new: dict[Request, None] = {}  # pushed since the latest look
         self._heap: list[tuple[Any, float, int, int, Request]] = []
         self._latest: dict[Request, int] = {}  # number of each request's latest entry; earlier entries do not count
         self._pushed = 0
 
     def push(self, *requests: Request) -> None:
-        for request in requests:
-            self._pushed += 1
-            self._latest[request] = self._pushed
-            heappush(self._heap, (self.key(request), request.arrival_time, request.id, self._pushed, request))
+        self._new |= dict.fromkeys(requests)
 
     def discard(self, request: Request) -> None:
         """Removes a request, if present."""
+        self._new.pop(request, None)
         self._latest.pop(request, None)
 
     def in_order(self, view: View) -> Iterator[Request]:
@@ -35,6 +34,7 @@ class WaitingQueue:
         if len(self._heap) > 2 * len(self._latest) + 64:  # most entries are outdated by later pushes
             self._heap = [entry for entry in self._heap if self._latest.get(entry[-1]) == entry[-2]]
             heapify(self._heap)
+        self._enter(view)
         while self._heap:
             *_, number, request = self._heap[0]
             if self._latest.get(request) == number:
@@ -43,6 +43,14 @@ class WaitingQueue:
                 if self._latest[request] == number:
                     del self._latest[request]
             heappop(self._heap)
+            self._enter(view)
+
+    def _enter(self, view: View) -> None:
+        for request in [request for request in self._new if view.is_waiting(request)]:
+            self._pushed += 1
+            self._latest[request] = self._pushed
+            heappush(self._heap, (self.key(request), request.arrival_time, request.id, self._pushed, request))
+        self._new.clear()
 
     def beside(self, running: Iterable[Request], plan: PlanBuilder, view: View) -> Iterator[Request]:
         """Yields running and waiting requests by key. Add each request to the plan before taking the next.
@@ -88,17 +96,8 @@ class RankedPrompts(SarathiServe):
         super().__init__(chunking)
         self._queue = WaitingQueue(key)
 
-    def on_arrival(self, request: Request) -> None:
-        self.expect([request])
-
-    def plan(self, view: View) -> Plan:
-        plan = super().plan(view)
-        self.expect(plan.preempt)
-        return plan
-
-    def expect(self, requests: Iterable[Request]) -> None:
-        """Ranks requests that begin to wait."""
-        self._queue.push(*requests)
+    def on_wait(self, request: Request) -> None:
+        self._queue.push(request)
 
     def prompts(self, view: View) -> Iterable[Request]:
         return chain(view.prefilling, self._queue.in_order(view))

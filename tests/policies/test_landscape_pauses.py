@@ -39,6 +39,7 @@ def test_ltr_ends_its_plan_at_a_request_that_waits_for_blocks_in_flight() -> Non
     policy, waiting, under_way = LTR(Oracle()), Request(0, 4, 1), Request(1, 1, 9)
     for request in (waiting, under_way):
         policy.on_arrival(request)
+        policy.on_wait(request)
     tried: list[Request] = []
     plan: Any = SimpleNamespace(refusal=Refusal.BLOCKS, plan=Plan(), build=Plan)
     plan.add, plan.wait_for_blocks = lambda request, **_: tried.append(request) or 0, lambda *_: True
@@ -51,8 +52,7 @@ def test_ltr_ends_its_plan_at_a_request_that_waits_for_blocks_in_flight() -> Non
 def test_a_request_that_ends_while_it_waits_leaves_the_queue() -> None:
     """Preempted while its last token was in flight."""
     policy, preempted = LARS(), running(0, 10, 5)
-    policy._whole[preempted] = 1.0
-    policy._wait(preempted)
+    policy._waiting.push(preempted, 1.0, 1.0)
     policy.on_finish(preempted)
     assert policy._waiting.least(0.0, 1) == []
 
@@ -62,7 +62,7 @@ def test_of_equal_slack_the_prompt_under_way_goes_first() -> None:
     policy, a, p = LARS(), running(0, 10, 5, slo=SLO(ttft=3)), running(1, 10, 5, slo=SLO(ttft=5))
     policy._whole = {a: 1.0, p: 2.0}
     a.computed, a.ready, p.computed, p.ready = 0, 10, 5, 5
-    policy._wait(a)
+    policy._waiting.push(a, 2.0, 1.0)
     plan: Any = SimpleNamespace(can_admit=True)
     assert policy._by_slack(plan, view_of(prefilling=[p], now=0.0)) == [p, a]
 

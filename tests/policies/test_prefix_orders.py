@@ -61,6 +61,7 @@ class Told:
         policy = PrefixOrder(Fixed(4), order, in_batch)
         for request in self.engine.view.waiting:
             policy.on_arrival(request)
+            policy.on_wait(request)
         policy._computed = 1  # else all response ratios would be 0
         ranked = policy._kept.in_order(self.engine.view)
         return " ".join(self.names[request] for request in ranked)
@@ -115,6 +116,7 @@ def test_a_request_that_has_left_no_longer_counts_for_its_branch() -> None:
     asked = told.ask({name: name[0].upper() * 8 + name for name in ("q", "p1", "p2")})
     for request in asked:
         policy.on_arrival(request)
+        policy.on_wait(request)
     told.engine.cancel(asked[-1])
     policy.on_finish(asked[-1])
     assert [told.names[request] for request in policy._kept.in_order(told.engine.view)] == ["q", "p1"]

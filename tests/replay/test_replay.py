@@ -264,3 +264,31 @@ def test_a_policy_that_fails_or_breaks_a_rule_is_heard_and_the_run_goes_on() -> 
     assert problems[3] == "plan() raised ZeroDivisionError: mood"
     assert problems[5].startswith("policy Moody, iteration 5, request")
     assert len(heard) == num_plans(recorded)
+
+
+class Told:
+    """A policy that hears of every waiting request before each plan."""
+
+    def __init__(self, policy: Any) -> None:
+        self.policy = policy
+
+    def plan(self, view: View) -> Plan:
+        for request in view.waiting:
+            self.policy.on_wait(request)
+        plan: Plan = self.policy.plan(view)
+        return plan
+
+
+@pytest.mark.parametrize("eviction", [None, LRU])
+@pytest.mark.parametrize("name", ["sjf", "spf", "mc_sf", "priority"])
+def test_a_policy_with_a_queue_knows_who_waits_although_its_plans_are_not_carried_out(
+    name: str, eviction: type[Eviction] | None
+) -> None:
+    """It admits and preempts others than the run did."""
+    recorded = record(make(PrefillFirst(), simulated(), prefix_cache=eviction and eviction()), requests())
+    made, told = (
+        ask(policy, recorded, requests(), eviction and eviction())
+        for policy in (POLICIES[name](), Told(POLICIES[name]()))
+    )
+    assert [comparison.decided for comparison in made] == [comparison.decided for comparison in told]
+    assert not all(comparison.same for comparison in made)
