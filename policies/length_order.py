@@ -21,11 +21,8 @@ from itertools import chain
 from cbatch import ConfigError, Plan, Request, View, is_steady
 from policies.chunking import ChunkSelector
 from policies.predictors import Predictor
+from policies.shared.prefixes import MOST_RANKED
 from policies.shared.waiting import RankedPrompts
-
-MOST_RANKED = 128
-"""Waiting requests beyond which `hrrn` is first come, first served."""
-
 
 KEYS: Mapping[str, Callable[[Predictor, Request], float]] = {
     "sjf": lambda predictor, request: predictor.output(request),

@@ -7,9 +7,11 @@ the lowest queue is preempted and recomputed; a waiting request blocks others. A
 tail of queue 0. Source: the code (LLMServe/FastServe, fastserve/scheduler.py). Differences: docs/policies/mlfq.md.
 """
 
+from itertools import chain
+
 from cbatch import BatchShape, ConfigError, Plan, Request, View, WholePrompts
 from policies.shared.quanta import Quanta, Unserved
-from policies.shared.step_times import shape_of
+from policies.shared.repeats import Repeats
 from policies.shared.waiting import WaitingQueue
 
 
@@ -22,15 +24,11 @@ class MLFQ(WholePrompts):
         if not quantum > 0 or not promote_after > 0:
             raise ConfigError(f"policy: {quantum=} and {promote_after=} must be above 0 seconds")
         self.quantum, self.skip_join, self.promote_after = quantum, skip_join, promote_after
-        self._arrived, self._quanta = list[Request](), Quanta(quantum)
-        self._waiting = WaitingQueue(self._quanta.place)
-        self._unserved = Unserved()
-        self._latest: tuple[int, BatchShape, list[Request]] = (0, BatchShape(), [])  # of the plan; repeating requests
+        self._arrived, self._quanta, self._unserved = list[Request](), Quanta(quantum), Unserved()
+        self._waiting, self._repeats = WaitingQueue(self._quanta.place), Repeats(self._quanta.charge)
 
     def plan(self, view: View) -> Plan:
-        planned, first, repeating = self._latest
-        for more in range(1, view.iteration - planned):
-            self._charge(repeating, first._replace(decode_context=first.decode_context + more), view)
+        self._repeats.catch_up(view)
         for request in self._arrived:
             if request.finished_at is None:
                 whole = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
@@ -42,10 +40,12 @@ class MLFQ(WholePrompts):
         for request in self._waiting.beside(view.running, plan, view):
             if not self._waiting.add_by_preempting(request, plan, view) or not plan.rows_left:
                 break
-        shape, running = shape_of(plan.plan), view.running
-        self._charge(plan.plan.requests, shape, view)
+        shape, running = self._repeats.charge(plan.plan, view), view.running
         self.steady = len(running) == shape.num_decodes == 1 and not (shape.chunks or view.waiting)
-        self._latest = view.iteration, shape, [*running] if self.steady else []
+        self._repeats.expect([*running] if self.steady else [])
+        for request in chain(running, plan.plan.requests):
+            if self._quanta.place(request)[0] > 0:
+                self._unserved.add(request, view.now)
         return plan.build()
 
     def on_arrival(self, request: Request) -> None:
@@ -55,19 +55,10 @@ class MLFQ(WholePrompts):
         self._waiting.push(request)
 
     def on_finish(self, request: Request) -> None:
-        self._quanta.leave(request)
-        if request in self._latest[2]:
-            self._latest[2].clear()
+        self._repeats.defer(self._quanta.leave, request)
 
     def _promote(self, view: View) -> None:
         for request in self._unserved.longer_than(self.promote_after, view):
             if self._quanta.place(request)[0] > 0:
                 self._quanta.join(request, 0)
                 self._waiting.push(request)
-
-    def _charge(self, served: list[Request], shape: BatchShape, view: View) -> None:
-        seconds = view.cost.predict(shape) if shape.num_tokens else 0.0
-        for request in served:
-            self._quanta.charge(request, seconds)
-            if self._quanta.place(request)[0] > 0:
-                self._unserved.add(request, view.now)

@@ -33,7 +33,7 @@ class Quanta:
         self._num_joined += 1
         self._place[request], self._used[request] = (number, self._num_joined), 0.0
 
-    def charge(self, request: Request, seconds: float) -> None:
+    def charge(self, request: Request, seconds: float, _samples: bool) -> None:
         self._used[request] += seconds
         if self._used[request] > self.quantum * 2 ** (number := self._place[request][0]):
             self.join(request, number + 1)

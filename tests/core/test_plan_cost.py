@@ -12,7 +12,7 @@ from cbatch import SLO, Limits, Plan, Policy, Request, Server, View
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
 from policies.evictions import LRU
-from policies.length_order import MOST_RANKED
+from policies.shared.prefixes import MOST_RANKED
 
 BATCH, WARM_UP, PLANS = 4, 8, 12
 
