@@ -184,11 +184,9 @@ def routed(row: Mapping[str, Any], runs: Sequence[ServedRun], record: RunRecord)
     before = [each for each in record.requests if each.id < min(moved, default=inf)]
     if not served or not before:
         return ""
-    seconds = (
-        fmean(served[each.id][1] for each in before),
-        fmean(each.token_times[0] - each.arrival_time for each in before),
-    )  # type: ignore[operator]
-    times = "{:.1f} ({:.1f}) ms".format(*(1e3 * mean for mean in seconds))
+    real = 1e3 * fmean(served[each.id][1] for each in before)
+    simulated = 1e3 * fmean((each.token_times[0] or nan) - each.arrival_time for each in before)
+    times = f"{real:.1f} ({simulated:.1f}) ms"
     return f"; {len(served) - len(moved)} simulated where served; TTFT of the first {len(before)} {times}"
 
 
