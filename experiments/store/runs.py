@@ -210,7 +210,9 @@ def run_table(
         means = [mean_of([*values]) for _, values in figures.items()]
         rows.append([label, *(format_mean(mean, of.kind == "share") for mean, of in zip(means, headings, strict=True))])
     heads = ["run", *(heading.text for heading in headings)]
-    layouts = [[heads, *rows], [*zip(heads, *rows, strict=True)]][: 1 if tablefmt == "simple" else 2]
+    layouts: list[list[Sequence[str]]] = [[heads, *rows]]
+    if tablefmt != "simple":
+        layouts.append([*zip(heads, *rows, strict=True)])
     table = min((_lay_out(layout, tablefmt) for layout in layouts), key=lambda text: text.index("\n"))
     end = "" if tablefmt == "simple" else "\n"  # Markdown ends a table with an empty line
     tail = tail_text(group["run.counted_requests"].tolist() for _, group in groups)
