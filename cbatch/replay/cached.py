@@ -103,13 +103,13 @@ class CachedReplay(Hooked):
                 remedy = "the eviction has changed since: record the run again"
                 raise ReplayError(f"iteration {event.iteration}: {finds}; {remedy}")
         checked = check_plan(plan, state, self.view, "that was recorded")
-        self._cache.give_up(plan.give_up)
         for request in plan.preempt:
             state.preempt(request)
             self._tell(self._on_wait, request)
         for request, why in plan.reject:
             state.end(request, FinishReason.REJECTED, now, why)
             self._tell(self._on_finish, request)
+        self._cache.give_up(plan.give_up)
         if plan.requests:
             end = self._ends.get(event.iteration)
             times = (now, end.record.launched_at if end else now)

@@ -22,9 +22,11 @@ from cbatch.request import spec_of
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
 from experiments.setup.presets import load_spec
 from experiments.store.decisions_file import read_decisions, write_decisions
+from policies.chunking import Fixed
 from policies.evictions import LRU, Belady
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
+from policies.sarathi_serve import SarathiServe
 
 H200 = load_profile("h200")
 
@@ -210,6 +212,39 @@ def test_an_eviction_is_told_of_live_requests_when_they_arrive() -> None:
     assert all(comparison.same for comparison in heard)
     assert len({comparison.recorded.submitted for comparison in heard}) > 10
     assert sum(request.num_cached_tokens for request in served) > 0
+
+
+class ToldLRU(LRU):
+    """Keeps all that it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        inner = super().__getattribute__(name)
+
+        def hook(*told: Any) -> None:
+            self.heard.append((name, *(getattr(part, "id", part) for part in told)))
+            inner(*told)
+
+        return hook if name.startswith("on_") else inner
+
+
+def test_an_eviction_is_told_the_same_again() -> None:
+    """Of a policy that gives up the sessions of the requests that it preempts."""
+
+    class GivesUp(SarathiServe):
+        def plan(self, view: View) -> Plan:
+            plan = super().plan(view)
+            plan.give_up = {str(request.session): False for request in plan.preempt}
+            return plan
+
+    def asked() -> list[Request]:
+        return [Request.from_spec(replace(spec_of(each), session=str(each.id))) for each in alike(timeout=0.4)]
+
+    first, again, policy = ToldLRU(), ToldLRU(), GivesUp(Fixed(8))
+    ask(policy, record(make(policy, simulated(), prefix_cache=first), asked()), asked(), again)
+    assert again.heard == first.heard and "on_give_up" in {name for name, *_ in first.heard}
 
 
 def test_a_simulated_cache_names_blocks_by_the_prompts_of_the_file_too(tmp_path: Path) -> None:
