@@ -64,17 +64,19 @@ class Sessions(Listed):
             starts: seconds at which the first sessions begin. Every other session begins when an earlier one ends.
             draw: called with the number of a text and a number of tokens; returns the text's first tokens. None: no token values.
             spread: for a steady start, a share of a pause for each of the first sessions. Their first turns compute the history.
-                When all of these turns have ended, each second turn follows after this share of its pause.
+                When all of these turns have ended, each second turn follows after this share of its pause. Their clients wait.
             dropped: tokens of answers that are left out of later prompts.
         """
         super().__init__()
-        self._sessions, self._specs, self._draw, self._spread = sessions, specs, draw, spread
+        self._sessions, self._specs, self._draw, self._spread = sessions, [*specs], draw, spread
         self._dropped = frozenset(dropped)
         self._firsts = [0, *np.cumsum([len(session.turns) for session in sessions]).tolist()]
         self._followers = [_followers(session) for session in sessions]
         self._open, self._held = dict[int, _Open](), list[tuple[int, int]]()
         self._num_warming = len(spread)
-        made = (Request.from_spec(spec) for spec in specs)
+        for first in self._firsts[: len(spread)]:
+            self._specs[first] = replace(self._specs[first], timeout=None)
+        made = map(Request.from_spec, self._specs)
         self.facts = replace(facts_of(made), num_warming=len(spread))
         self._num_begun = 0
         for start in starts[: len(sessions)]:
