@@ -263,10 +263,10 @@ class State(Queues):
 
     def end(self, request: Request, reason: FinishReason, now: float, why: str = "") -> None:
         """Ends a request in any state. KV blocks and row remain taken while an iteration in flight uses them. why: the `reject_reason`."""
+        request.finish_reason, request.reject_reason, request.finished_at = reason, why, now
         if (row := self.close(request)) is not None:
             self.free_row(row)
-        request.status, request.finish_reason, request.reject_reason = Status.FINISHED, reason, why
-        request.finished_at = now
+        request.status = Status.FINISHED
 
     def close(self, request: Request) -> int | None:
         """Forgets a request, which gets its output. Returns its row, which keeps its blocks until `free_row`; None if it has none."""

@@ -11,12 +11,13 @@ from itertools import takewhile
 from cbatch import BlockHash, CachedBlock, ConfigError, Eviction, Request
 from policies.pauses import TimeToLive
 from policies.shared.latest import Latest
+from policies.shared.programs import ends_program
 
 
 class SoftTTL(Eviction):
     """Evicts blocks of no live session first, then blocks of sessions whose time is over, then the others.
 
-    A session is live from its first release until its `last` request has ended. If its latest request does not say whether it is the
+    A session is live from its first release until its `last` request has ended, or one was not served. If its latest request does not say whether it is the
     last, the session ends when its time is over. The time restarts at each release, and is over at its end (now >= end).
     """
 
@@ -31,7 +32,7 @@ class SoftTTL(Eviction):
         self.ttl = ttl
         self.until: dict[str, float] = {}  # by session
         self._ends_unknown: dict[str, None] = {}  # sessions, in the order of the ends of their times
-        self._ended = Latest[str, None]()  # sessions whose last request has ended; earlier ones may still run
+        self._ended = Latest[str, None]()  # sessions of which no request follows; earlier ones may still run
         self._hashes: defaultdict[str, set[BlockHash]] = defaultdict(set)
         self._sessions: defaultdict[BlockHash, set[str]] = defaultdict(set)
 
@@ -68,7 +69,7 @@ class SoftTTL(Eviction):
         return self.ttl.after(request)
 
     def on_finish(self, request: Request) -> None:
-        if request.last and request.session is not None:
+        if request.session is not None and ends_program(request):
             self._ended[request.session] = None
             self.end(request.session)
 

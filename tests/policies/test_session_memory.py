@@ -34,25 +34,28 @@ def sessions(number: int) -> list[Session]:
     ]
 
 
+@pytest.mark.parametrize("timeout", [None, 0.5])
 @pytest.mark.parametrize("name", BY_SESSION)
 def test_a_policy_remembers_as_much_after_sixty_sessions_as_after_thirty(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, timeout: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also of sessions whose clients leave during the first turn."""
     monkeypatch.setattr(latest, "MOST", 20)
     sizes = []
     for number in (30, 60):
-        serve(policy := EVERY_POLICY[name](8), sessions(number), eviction=SoftTTL(5.0))
+        serve(policy := EVERY_POLICY[name](8), sessions(number), eviction=SoftTTL(5.0), timeout=timeout)
         sizes.append(num_entries(policy))
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.parametrize("timeout", [None, 0.5])
 @pytest.mark.parametrize("make", [lambda: SoftTTL(5.0), lambda: SoftTTL(TimeToLive(Pauses())), GivenUp])
-def test_an_eviction_remembers_as_much(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_eviction_remembers_as_much(make: Any, timeout: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SoftTTL, "__deepcopy__", lambda eviction, memo: eviction, raising=False)
     monkeypatch.setattr(latest, "MOST", 20)
     sizes = []
     for number in (30, 60):
         eviction: Eviction = make()
-        serve(EVERY_POLICY["sarathi_serve"](8), sessions(number), eviction=eviction)
+        serve(EVERY_POLICY["sarathi_serve"](8), sessions(number), eviction=eviction, timeout=timeout)
         sizes.append(num_entries(eviction))
     assert sizes[0] == sizes[1]
