@@ -34,7 +34,7 @@ class PrefixPool(SharingPool):
     successor, or with another copy of their hash. Cached blocks imply a cached leaf: a table with a successor also has a copy.
 
     num_hashed: int64 [rows], number of leading blocks in each row that have hashes.
-    version: changes with the set of hashes. now: seconds, set by the owner for `Eviction`.
+    version: changes with the set of hashes. num_cleared: calls of `clear`. now: seconds, set by the owner for `Eviction`.
     hashes: of the blocks on the device. changes: a log of hashes registered or removed. host: what is evicted goes there, and is found there.
     """
 
@@ -45,7 +45,7 @@ class PrefixPool(SharingPool):
         super().__init__(num_blocks, block_size, num_rows, longest)
         self.eviction, self.host = eviction, HostTier(on_host)
         self.num_hashed = np.zeros(num_rows, np.int64)
-        self.version = self.num_evicted = 0
+        self.version = self.num_evicted = self.num_cleared = 0
         self.changes = Changes(4 * (num_blocks + on_host))
         self.now = 0.0
         self._blank = list(range(num_blocks - 1, -1, -1))  # a stack
@@ -180,7 +180,7 @@ class PrefixPool(SharingPool):
         num_evicted = self.num_evicted
         while self._cached:
             self._blank.append(self._evict())
-        self.num_evicted = num_evicted
+        self.num_evicted, self.num_cleared = num_evicted, self.num_cleared + 1
         self.changes.add(self.host.clear())
 
     def _find(self, hashes: Iterable[BlockHash]) -> NDArray[np.int32]:

@@ -87,6 +87,8 @@ class CachedReplay(Hooked):
         for request in sorted([*state.waiting, *state.running], key=leaves_at):
             if request.id not in present:
                 self._cancel(request, seen.now)
+        if decision.cleared:
+            self._cache.pool.clear()
         for request in map(self._requests.__getitem__, seen.waiting):
             if request.status is Status.PENDING:
                 request.arrive(seen.now if request.id in self._iterations else None)

@@ -75,7 +75,8 @@ class Decision(NamedTuple):
     """A view and its plan.
 
     cached: (id, tokens) that the plan's newcomers find in the prefix cache, if there is one.
-    submitted: ids reported to the eviction's `on_submit` since the previous decision.
+    submitted: ids reported to the eviction's `on_submit` since the previous decision. cleared: whether the cache was emptied since then,
+        as the replica has started again.
     """
 
     iteration: int
@@ -83,6 +84,7 @@ class Decision(NamedTuple):
     decided: Decided
     cached: tuple[tuple[int, int], ...] = ()
     submitted: Ids = ()
+    cleared: bool = False
 
 
 class StepEnd(NamedTuple):
@@ -198,7 +200,7 @@ class RecordedPolicy:
         self._record, self._sink, self._state = engine.record, sink, engine.state
         self._what = Recorded.of(engine)
         self._planned: dict[int, list[Request]] = {}  # requests of each unfinished iteration
-        self._num_ended = self._num_submitted = 0
+        self._num_ended = self._num_submitted = self._num_cleared = 0
         self._num_received = Counter[int]()
 
     def plan(self, view: View) -> Plan:
@@ -210,12 +212,13 @@ class RecordedPolicy:
             self._sink(Decision(iteration, seen, read(plan), *self._of_cache(plan)))
         return plan
 
-    def _of_cache(self, plan: Plan) -> tuple[tuple[tuple[int, int], ...], Ids]:
+    def _of_cache(self, plan: Plan) -> tuple[tuple[tuple[int, int], ...], Ids, bool]:
         if (cache := self._state.cache) is None:
-            return (), ()
+            return (), (), False
         submitted = tuple(cache.submitted[self._num_submitted :])
         self._num_submitted += len(submitted)
-        return cached_tokens(plan), submitted
+        before, self._num_cleared = self._num_cleared, cache.pool.num_cleared
+        return cached_tokens(plan), submitted, before < self._num_cleared
 
     def send_ends(self) -> None:
         """Sends the steps that have ended since the last call."""

@@ -247,6 +247,20 @@ def test_an_eviction_is_told_the_same_again() -> None:
     assert again.heard == first.heard and "on_give_up" in {name for name, *_ in first.heard}
 
 
+def test_a_replica_that_starts_again_finds_nothing_in_a_replay_either() -> None:
+    """As an autoscaler stops and starts it: the same prompts before and after."""
+    engine, events = make(Orca(), simulated(), prefix_cache=LRU()), list[Decision | StepEnd]()
+    first, second = alike()[:8], [Request.from_spec(replace(spec_of(each), id=8 + each.id)) for each in alike()[:8]]
+    with record_decisions(engine, events.append):
+        for part in (first, second):
+            engine.submit(part)
+            engine.run()
+            engine.restart()
+    heard = ask(Orca(), Recorded.of(engine, events), [*first, *second], LRU())
+    assert all(comparison.same for comparison in heard)
+    assert [comparison.recorded.cleared for comparison in heard].count(True) == 1
+
+
 def test_a_simulated_cache_names_blocks_by_the_prompts_of_the_file_too(tmp_path: Path) -> None:
     """Clients of a server send prompts, also to a simulation; workloads name blocks otherwise."""
     engine, served = make(Orca(), simulated(), prefix_cache=LRU()), alike()
