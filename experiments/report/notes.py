@@ -200,8 +200,8 @@ def beyond_text(abouts: Iterable[About]) -> str:
             if outside := {value for value in values if value and ends and not ends[0] <= value <= ends[1]}:
                 found.append(outside)
         if found:
-            values = [format(value, form) for value in sorted(set().union(*found))]
-            shown = ", ".join(values) if len(values) <= 3 else f"{values[0]} to {values[-1]}"
+            each = [format(value, form) for value in sorted(set().union(*found))]
+            shown = ", ".join(each) if len(each) <= 3 else f"{each[0]} to {each[-1]}"
             texts.append(f"{name} {shown}{several(len(found))}")
     using = {name: sum(_uses(about, name) for about in known) for name in _NOT_COMPARED}
     texts += [f"{name}{several(number)}" for name, number in using.items() if number]
@@ -214,7 +214,8 @@ def beyond_text(abouts: Iterable[About]) -> str:
 
 
 def _pools(about: About) -> Iterable[About]:
-    return about.get("pools", {"": about}).values()
+    pools: Mapping[str, About] = about.get("pools", {"": about})
+    return pools.values()
 
 
 def tail_text(counted: Iterable[Sequence[int]]) -> str:
