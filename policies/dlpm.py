@@ -32,13 +32,9 @@ class DLPM(PrefixOrder):
             raise ConfigError(f"policy: need {quantum=} > 0, and finite {prompt_weight=} > 0, {output_weight=} >= 0")
         super().__init__(chunking)
         self.quantum, self.prompt_weight, self.output_weight = quantum, prompt_weight, output_weight
-        self.deficits: dict[str | None, float] = {}  # of all known clients
+        self.deficits = defaultdict[str | None, float](float)  # of all known clients
         self._planned: dict[Request, float] = {}  # cost of each request's latest admission
         self._queues: defaultdict[str | None, WaitingQueue] = defaultdict(lambda: WaitingQueue(key=lambda request: 0))
-
-    def on_arrival(self, request: Request) -> None:
-        super().on_arrival(request)
-        self.deficits.setdefault(request.client, 0.0)
 
     def on_wait(self, request: Request) -> None:
         super().on_wait(request)

@@ -57,7 +57,7 @@ def test_a_refill_gives_every_client_in_debt_a_quantum() -> None:
     """
     prompts = {"A1": [1] * 8, "A2": [2] * 4, "B1": [3] * 6, "A3": [1] * 7 + [9]}
     policy = DLPM(Fixed(20), 10.0, output_weight=1.0)
-    policy.on_arrival(Request(9, 1, 1, client="c"))
+    policy.on_wait(Request(9, 1, 1, client="c"))
     ran = golden(
         policy,
         "A1 8/3 @0, A2 4/1 @0, B1 6/1 @0, A3 8/1 @1",

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import Wrapped
 from test_sessions import SECOND, Scripted, scripts
+from unit_machine import view_of
 
 from cbatch import (
     ConfigError,
@@ -34,6 +35,7 @@ from policies.evictions import LRU, GivenUp, SoftTTL
 from policies.infercept import InferCept
 from policies.pauses import Pauses, TimeToLive, best_time
 from policies.plas import Atlas, Plas
+from policies.program_admission import ProgramAdmission
 from policies.sarathi_serve import SarathiServe
 from policies.shared.pins import Pin
 from policies.shared.waste import waste_of_computing, wastes
@@ -310,3 +312,12 @@ def _check_served(name: str, sessions: list[Session], spare: int, places: int, a
     how = {"batch": 3, "places": places, "memory": memory, "eviction": eviction, "asynchronous": asynchronous}
     served = serve(EVERY_POLICY[name](3), sessions, **how)  # type: ignore[arg-type]
     assert [each.finish_reason for each in served.requests] == [FinishReason.LENGTH] * len(turns)
+
+
+def test_a_request_that_vllm_has_admitted_by_itself_holds_up_no_other() -> None:
+    policy, requests = ProgramAdmission(Fixed(8)), [Request(0, 1, 9), Request(1, 4, 1)]
+    for request in requests:
+        policy.on_arrival(request)
+        policy.on_wait(request)
+    policy.programs.fill(view := view_of(prefilling=[], is_waiting=requests[1:].__contains__))
+    assert list(policy.prompts(view)) == requests[1:]

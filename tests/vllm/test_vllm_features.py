@@ -4,7 +4,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from every_policy import EVERY_POLICY
 from test_vllm_plans import Kept
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.interface import PauseState
@@ -15,7 +14,6 @@ from cbatch import Limits, Plan, Request, View
 from cbatch.request import FinishReason
 from cbatch.vllm import Adapter
 from policies.chunking import Fixed
-from policies.dlpm import DLPM
 from policies.orca import Orca
 from policies.sarathi_serve import SarathiServe
 
@@ -54,20 +52,6 @@ def test_a_request_beyond_the_adapters_that_fit_waits_and_is_counted() -> None:
         add(rig, Request(id_, 10, 3), lora_request=SimpleNamespace(lora_int_id=id_ + 1))
     assert serve(rig) == [{"0": 10}, {"0": 1}, {"0": 1}, {"1": 10}, {"1": 1}, {"1": 1}]
     assert rig.scheduler.counts.short == 3
-
-
-def test_a_prompt_is_charged_once_although_vllm_first_does_not_admit_it() -> None:
-    """max_loras=1, as above: bob's request is planned at four iterations. 10 prompt tokens, and 3 output tokens of weight 2."""
-    served = dict[str, dict[Any, float]]()
-    for policy in (EVERY_POLICY["vtc"](8), DLPM(Fixed(16), quantum=1000.0)):
-        rig = rig_of(policy)
-        rig.scheduler.lora_config = SimpleNamespace(max_loras=1)
-        for id_, client in enumerate(("ann", "bob")):
-            add(rig, Request(id_, 10, 3, client=client), lora_request=SimpleNamespace(lora_int_id=id_ + 1))
-        serve(rig)
-        assert rig.scheduler.counts.short == 3
-        served[type(policy).__name__] = policy.counters if hasattr(policy, "counters") else policy.deficits
-    assert served == {"VTC": {"ann": 16, "bob": 16}, "DLPM": {"ann": 1000 - 16, "bob": 1000 - 16}}
 
 
 class Image:
