@@ -48,7 +48,7 @@ class Plas(SarathiServe):
             budget -= chunk if plan.refusal is None else 0
         plan.add_decodes()
         granted, shape = plan.plan.requests, self._repeats.charge(plan.plan, view)
-        self._waiting.push(*filterfalse(granted.__contains__, newcomers))
+        self._waiting.push(*newcomers)  # of which those that still wait stay
         decodes_all = 0 < shape.num_decodes == len(granted) == len(view.running) and not view.waiting
         self.steady = decodes_all and is_steady(self.chunking) and granted == sorted(granted, key=self._queues.place)
         self._repeats.expect(granted if self.steady else ())

@@ -49,8 +49,7 @@ class Trail(SarathiServe):
         newcomers = self._newcomers(plan, view)
         prefilling = [request for request in view.prefilling if request not in plan.plan.preempt]
         self.fill(plan, view, [*prefilling, *newcomers])
-        granted = {*plan.plan.requests}
-        self._queue.push(*(request for request in newcomers if request not in granted))
+        self._queue.push(*newcomers)  # of which those that still wait stay
         return plan.build()
 
     def _newcomers(self, plan: PlanBuilder, view: View) -> list[Request]:

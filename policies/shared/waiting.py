@@ -22,6 +22,7 @@ class WaitingQueue:
         self._pushed = 0
 
     def push(self, *requests: Request) -> None:
+        """Adds the requests that wait at the next look."""
         self._new |= dict.fromkeys(requests)
 
     def discard(self, request: Request) -> None:
