@@ -70,10 +70,10 @@ def check_inventory_after_failure(
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("method", ["plan", "on_arrival", "on_step", "on_finish", "launch", "wait"])
+@pytest.mark.parametrize("method", ["plan", "on_arrival", "on_wait", "on_step", "on_finish", "launch", "wait"])
 def test_inventory_adds_up_wherever_a_run_fails(method: str, asynchronous: bool) -> None:
     seen = set()
-    for call in range(0, 60, 3) if method not in ("on_arrival", "on_finish") else range(12):
+    for call in range(0, 60, 3) if method not in ("on_arrival", "on_wait", "on_finish") else range(12):
         policy: Any = PrefillFirst(watermark=0.0)
         executor: Any = simulated()
         if method in ("launch", "wait"):

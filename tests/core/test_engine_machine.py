@@ -60,7 +60,7 @@ class EngineMachine(RuleBasedStateMachine):
         with pytest.raises(PlanError):
             self.engine.step()  # a stranger cannot be planned; but what has arrived waits now
         self.model.arrive(id_, prompt, limit, ends)
-        assert self.policy.heard.pop() == ("arrival", id_)
+        assert self.policy.heard[-2:] == [("arrival", id_), ("wait", id_)]
 
     @precondition(lambda self: self.engine.num_unfinished)
     @rule(random=RANDOM)
@@ -175,7 +175,8 @@ class EngineMachine(RuleBasedStateMachine):
             model.preempt(id_)
         for id_ in described["reject"]:
             model.end(id_, "rejected")
-        expected: list[tuple[str, Any]] = [("finish", id_) for id_ in described["reject"]]
+        expected: list[tuple[str, Any]] = [("wait", id_) for id_ in described["preempt"]]
+        expected += [("finish", id_) for id_ in described["reject"]]
         self.planned, self.reserved = described["entries"], described["reserve"]
         flying = len(model.flying) + bool(len(plan))
         ended = len(model.ended)

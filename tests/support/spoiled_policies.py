@@ -180,7 +180,17 @@ WRONG = (
     "next(iter(view.running)).output = None",
 )
 
-HOOKS = ["plan_b", "on_arrival", "on_step", "on_finish", "check", "__init_subclass__", "__repr__", "__getattr__"]
+HOOKS = [
+    "plan_b",
+    "on_arrival",
+    "on_wait",
+    "on_step",
+    "on_finish",
+    "check",
+    "__init_subclass__",
+    "__repr__",
+    "__getattr__",
+]
 
 modules = st.builds(
     lambda turn, wrong, method, hook: (

@@ -27,6 +27,9 @@ class Told:
     def on_arrival(self, request: Request) -> None:
         self.heard.append(("arrival", request.id))
 
+    def on_wait(self, request: Request) -> None:
+        self.heard.append(("wait", request.id))
+
     def on_tokens(self, requests: list[Request]) -> None:
         self.heard.append(("tokens", [request.id for request in requests]))
 
