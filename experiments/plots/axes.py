@@ -1,5 +1,6 @@
 """Swept settings on the axes of plots."""
 
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -60,6 +61,9 @@ _SETTINGS = {
 
 def axis_of(key: str) -> Axis:
     """Returns the axis of one setting."""
+    if pool := re.fullmatch(r"backend\.pools\.([\w-]+)\.(.+)", key):
+        of_pool = _SETTINGS.get(f"backend.{pool[2]}", _SETTINGS.get(pool[2], pool[2]))
+        return Axis(f"pool {pool[1]}: {of_pool}", (key,), "1,2,4")
     named = (axis._replace(keys=(key,)) for axis in AXES.values() if key in axis.keys and key not in _RATES)
     return next(named, Axis(_SETTINGS.get(key, key), (key,), "NAME,NAME" if key in GROUPS else "1,2,4"))
 

@@ -22,6 +22,8 @@ _QUESTION = ("model", "workload")
 _OBJECTS = ("backend.router", "eviction", "autoscale")
 """Settings whose value is the name of an object, followed in labels by its arguments."""
 
+_LAYOUT = "backend.pools"
+"""The column of the roles of replicas, as in `1 prefill + 3 decode`."""
 
 _OF_POLICY = ("policy", "chunking", "drafting", "predictor")
 """Keys and groups of the command line whose values are a policy's arguments."""
@@ -108,10 +110,10 @@ def _parts(
     overrides = {text for row in runs["summary"] for text in row["about"]["overrides"]}
     given = {key_of(text) for text in overrides}
     inside = {f"{key_of(text)}.{name}" for text in overrides for name in _INSIDE.findall(text)}
-    texts = _with_arguments(settings_of(runs), shown, given | inside)
+    texts = _with_arguments(settings_of(runs), shown, given | inside).assign(**_layouts(runs, shown))
     seeds = [key for key in map(str, texts) if is_seed(key)]
     keys = [key for key in map(str, texts) if key not in {*shown, *seeds} and texts[key].nunique(dropna=False) > 1]
-    keys.sort(key=lambda key: (key not in _QUESTION, key not in given))
+    keys.sort(key=lambda key: (key not in _QUESTION, key != _LAYOUT, key not in given))
     if apart:
         texts["folder"] = runs["folder"]
         keys += [*seeds, "folder"]
@@ -163,6 +165,17 @@ def _with_arguments(texts: pd.DataFrame, shown: Collection[str], given: Collecti
             short = without_shared(text for text in {*named} if isinstance(text, str))
             texts = texts.assign(**{key: [short.get(text, text) for text in named]}).drop(columns=[*arguments])
     return texts
+
+
+def _layouts(runs: pd.DataFrame, shown: Collection[str]) -> dict[str, list[str]]:
+    """Returns the replicas of each role by `_LAYOUT` if any pool has a role, unless numbers of replicas or roles are shown."""
+    whole, shows = [], re.compile(r"backend\.(pools\..+\.)?(replicas|role)").fullmatch
+    for identity in (summary["about"]["identity"] for summary in runs["summary"]):
+        pools = [key.removesuffix("role") for key in identity if re.fullmatch(r"backend\.pools\..+\.role", key)]
+        roles = [(identity[f"{pool}replicas"] or 1, identity[f"{pool}role"] or "both") for pool in pools]
+        whole.append(" + ".join(f"{n} {role}" for n, role in roles or [(identity.get("backend.replicas", 1), "both")]))
+    divided = any("prefill" in text or "decode" in text for text in whole)
+    return {_LAYOUT: whole} if divided and not any(map(shows, shown)) else {}
 
 
 def whole_key(key: str, runs: pd.DataFrame) -> str:
@@ -262,7 +275,7 @@ def _heads(keys: Sequence[str]) -> list[str]:
     whole = [key.removesuffix("._target_").split(".") for key in keys]
     heads = []
     for parts in whole:
-        least = len(parts) - 2 if parts[:2] == ["backend", "pools"] else 1
+        least = max(len(parts) - 2, 1) if parts[:2] == ["backend", "pools"] else 1
         tails = [parts[-size:] for size in range(least, len(parts) + 1)]
         unique = (tail for tail in tails if sum(other[-len(tail) :] == tail for other in whole) == 1)
         heads.append("" if parts == ["folder"] else f"{'.'.join(next(unique, parts))}=")

@@ -32,13 +32,17 @@ def gpus_texts(settings: Mapping[str, Any], pools: Mapping[str, Any] | None = No
     texts = [words.format(values[key]) for key, words in _GPUS.items() if values[key] != "1"]
     scaler = settings.get("autoscale")
     if (replicas := str(settings.get("backend.replicas", 1))) != "1":
-        unlike = " and ".join(f"{pool['replicas']} {name}" for name, pool in (pools or {}).items())
+        roles = {name: settings.get(f"backend.pools.{name}.role") for name in pools or {}}
+        named = {name: f"{name} ({role})" if role else name for name, role in roles.items()}
+        unlike = " and ".join(f"{pool['replicas']} {named[name]}" for name, pool in (pools or {}).items())
         texts.append(f"{'at most ' * (scaler is not None)}{unlike or replicas} replicas")
         if settings.get("backend.router"):
             routers = {name: settings.get(f"backend.pools.{name}.router") for name in pools or {}}
             own = "; ".join(f"{name}: {given}" for name, given in routers.items() if given)
-            roles = sorted(str(settings.get(f"backend.pools.{name}.role")) for name in routers)
-            if all(routers.values()) and roles == ["decode", "prefill"]:  # one pool for each stage: it is not asked
+            if all(routers.values()) and sorted(map(str, roles.values())) == [
+                "decode",
+                "prefill",
+            ]:  # one pool for each stage: it is not asked
                 texts.append(f"routers {own}")
             else:
                 texts.append(f"router {_object_text(settings, 'backend.router')}" + f" ({own})" * bool(own))

@@ -10,7 +10,9 @@ from places import ROOT
 from experiments.plots.series import load_series, without_policies
 from experiments.plots.style import PLAIN, wrap
 from experiments.report.headings import check_figure, heading_of
+from experiments.report.titles import gpus_texts
 
+KEYS, POOLS = ("replicas", "role"), {"p": {"replicas": 1}, "d": {"replicas": 2}}
 FILES = [*sorted((ROOT / "conf" / "experiment").glob("*.yaml")), *sorted((ROOT / "docs").glob("*.md"))]
 GIVEN = sorted(
     {
@@ -65,3 +67,20 @@ def test_a_run_without_the_settings_of_the_others_has_a_name(tmp_path: Path) -> 
         {"label": {f"{runs['policy'].iloc[0]}, without p.replicas": runs["policy"].iloc[0]}}
     )
     assert {*without_policies(whole, PLAIN)["label"]} == named
+
+
+def test_labels_name_the_roles_of_replicas(tmp_path: Path) -> None:
+    """Also of runs without pools; pools of other names with the same roles stay apart; on an axis of replicas a label has no numbers of them."""
+    roles, swapped = {"p": (1, "prefill"), "d": (None, "decode")}, {"d": (1, "prefill"), "p": (1, "decode")}
+    for name, pools in {"apart": roles, "swapped": swapped, "one": {"all": (2, None)}, "none": {}}.items():
+        keys = {f"pools.{pool}.{key}": value for pool, of in pools.items() for key, value in zip(KEYS, of, strict=True)}
+        settings = {f"backend.{key}": value for key, value in {"replicas": 2, **keys}.items()}
+        write_run(tmp_path / name, ABOUT, SETTINGS | settings)
+    labels = load_series(tmp_path).set_index("folder")["label"].rename(lambda folder: Path(folder).name)
+    assert labels["one"].startswith("pools=2 both") and labels["none"].startswith("pools=2 both")
+    assert labels["apart"].startswith("pools=1 prefill + 1 decode") and labels.nunique() == 4
+    shown = load_series(tmp_path, shown=["backend.pools.p.replicas"])["label"]
+    assert not shown.str.contains("prefill [+]").any()
+    assert gpus_texts({"backend.pools.p.role": "prefill", "backend.replicas": 3}, POOLS) == [
+        "1 p (prefill) and 2 d replicas"
+    ]
