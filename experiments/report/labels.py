@@ -77,14 +77,20 @@ def with_given(runs: pd.DataFrame) -> "pd.Series[str]":
                 for key, value in section.items()
                 if key.rpartition(".")[2] in given or any(other.get(key) != value for other in sections)
             }
-            if "chunk" in named or any(text.startswith("chunk=") for text in about["overrides"]):
-                size = about["chunk"]
-                for key in [key for key, value in section.items() if type(value) is int and value == size]:
-                    if key not in {*named, "chunk"}:
-                        own.pop(key, None)
-                        policies[place] = re.sub(rf"\b(?<!\.){key}=(?={size}\b)", "chunk=", policies[place])
+            for key in _following_chunk(about, section, named):
+                own.pop(key, None)
+                policies[place] = re.sub(rf"\b(?<!\.){key}=(?={section[key]}\b)", "chunk=", policies[place])
             policies[place] = with_arguments(policies[place], own | sizes)
     return policies
+
+
+def _following_chunk(about: Mapping[str, Any], section: Mapping[str, Any], named: set[str]) -> list[str]:
+    """Returns the arguments that have the value of the given `chunk` and were not given themselves; none if one of that name has it."""
+    is_given = "chunk" in named or any(text.startswith("chunk=") for text in about["overrides"])
+    if not is_given or any(key.rpartition(".")[2] == "chunk" for key in section):
+        return []
+    numbers = [key for key, value in section.items() if type(value) is int and value == about["chunk"]]
+    return [key for key in numbers if key not in named]
 
 
 def _given_for_policy(about: Mapping[str, Any]) -> set[str]:

@@ -94,6 +94,9 @@ def test_an_argument_that_follows_the_chunk_has_the_name_that_was_given(given: l
         about["chunk"] = size
     frame = frame_of([(folder, result), other])
     assert frame["label"].to_list() == [label, "vllm_v1(chunk=640)"]
+    both = run("Mine(budget=64, chunk=64)", "chunk=64", policy__budget=64, policy__chunking__chunk=64)
+    both[1]["about"]["chunk"] = 64
+    assert frame_of([both])["label"].to_list() == ["Mine(budget=64, chunk=64)"]
     assert is_baseline(frame, "vllm_v1(budget=64)").to_list() == is_baseline(frame, label).to_list() == [True, False]
 
 
