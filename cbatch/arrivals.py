@@ -195,8 +195,7 @@ class Streamed(Listed):
     def _create(self) -> None:
         for request in islice(self._left or (), 1):
             if request.arrival_time < self._latest:
-                problem = f"request {request.id} arrives before an earlier one"
-                raise WorkloadError(f"{problem}; order a stream by arrival time")
+                raise WorkloadError(f"request {request.id} is earlier than the one before; sort by arrival time")
             self._latest = request.arrival_time
             self.add([request])
             self.num_unfinished -= 1  # counted from the start
@@ -212,8 +211,7 @@ class Posted(Listed):
         """patience: real seconds without a message after which StallError is raised, if posted requests have not ended."""
         super().__init__()
         self.messages, self._patience = messages, min(patience, TIMEOUT_MAX)
-        self.num_unfinished, self._is_open = 1, True
-        self.all_known = False
+        self.num_unfinished, self._is_open, self.all_known = 1, True, False
 
     def receive(self, message: Any) -> None:
         """Takes in a message, on the thread that serves."""

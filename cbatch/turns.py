@@ -6,8 +6,7 @@
     async    host    | plan 0 | plan 1 | wait 0 | absorb 0, plan 2 | wait 1 | absorb 1, plan 3 ...
              device           | compute 0       | compute 1               | compute 2 ...
 
-In the asynchronous form iteration 1 is planned from predicted counters, before the tokens of iteration 0 exist. The device
-carries these tokens over. The host blocks in one place: `executor.wait`.
+Asynchronously, iteration 1 is planned from predicted counters before the tokens of iteration 0 exist; the device carries them over.
 """
 
 from collections import deque
@@ -88,9 +87,8 @@ class Turns:
         self.on_leave = self.on_launch = self.on_absorbed = cast(Callable[[Any], object], ignore)
         hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
         self.on_arrival, self._on_wait, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
-        self._may_leap = (
-            getattr(executor, "repeats", False) and "steady" in vars(type(policy)) and self._on_tokens is ignore
-        )
+        repeats, steady = getattr(executor, "repeats", False), "steady" in vars(type(policy))
+        self._may_leap = repeats and steady and self._on_tokens is ignore
 
     def cancel(self, request: Request) -> None:
         """Ends a request whose client has left, between two turns. A request that has ended stays as it is.

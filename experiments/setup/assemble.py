@@ -110,9 +110,7 @@ class Run:
             execution["gpus"] = sum(setup.settings.backend.num_devices for setup in self.setups)
             execution["profile"] = ", ".join(dict.fromkeys(cost.profile.name for cost in costs))
             stated = [cost.provenance(self.settings.runtime.asynchronous)["error"] for cost in costs]
-            if (
-                len({*stated}) > 1 or "," in execution["profile"]
-            ):  # no error was established for unlike replicas together
+            if len({*stated}) > 1 or "," in execution["profile"]:  # no error is established for unlike replicas
                 execution |= {"error": f"{NOT_COMPARED} of unlike pools", "compared": {}}
             execution["iterations_outside_measured_range"] = self.num_outside
         if not backend.simulated:
