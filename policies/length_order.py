@@ -10,7 +10,7 @@ Running requests come first and are not preempted for waiting requests (`policy=
 `predictor` predicts outputs.
 
 Source: sgl-project/sglang, python/sglang/srt/managers/schedule_policy.py (commit 00550cd1). Differences: prompts are
-chunked within Sarathi-Serve's budget; there is no prefix cache, so the whole prompt counts as uncached; the active chunk
+chunked within Sarathi-Serve's budget; the whole prompt counts, cached or not (`policy=prefix_order`: uncached tokens); the active chunk
 has no cap. As in SGLang, `hrrn` is first come, first served if more than 128 requests wait.
 """
 
