@@ -270,14 +270,15 @@ def _text(pairs: Sequence[Pair], several: bool) -> str:
     label, over = (first.short(text) if several else text for text in (first.label, first.over))
     at = f" at {first.shared}" * bool(several and first.shared)
     title = f"{'Over' if others else f'{label} over'} {over}{at}: {_how(first)}"
-    text = intervals_text if first.replicated else values_text
     rows = []
     for key in dict.fromkeys(key for pair in pairs for key in pair.results):
         heading = headings.heading_of(key)
         for pair in pairs:
             if key in pair.results:
                 names = [pair.short(pair.label)] if others else []
-                rows.append([heading.text, *names, heading.better, *text(pair.results[key].scaled(heading.factor))])
+                result = pair.results[key].scaled(heading.factor)
+                texts = intervals_text(result, heading.limits[1]) if first.replicated else values_text(result)
+                rows.append([heading.text, *names, heading.better, *texts])
     heads = ["figure", *["run"] * bool(others), "better", "ratio", "difference", "remark"][: len(rows[0])]
     below = "" if first.replicated else ONE_REPLICATION
     if first.replicated and any(disagree(result) for pair in pairs for result in pair.results.values()):

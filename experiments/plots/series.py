@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Hashable, Iterable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from cbatch import ConfigError
@@ -99,7 +100,7 @@ def leave_out(runs: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
 
 
 def points_of(runs: pd.DataFrame, x: str, key: str) -> pd.DataFrame:
-    """Returns the mean of a figure over the repeated runs at each x, and its 95% interval, in the unit of its heading.
+    """Returns the mean of a figure over the repeated runs at each x, and its 95% interval, in the unit of its heading, cut at 0 and 100% of a share.
 
     Returns:
         Columns label, x, mean, low, high; rows by label in order of appearance, then by ascending x. For a single run, low and
@@ -109,7 +110,7 @@ def points_of(runs: pd.DataFrame, x: str, key: str) -> pd.DataFrame:
     for (label, place), repeated in _repeated(runs, x, key).items():
         mean = mean_of(repeated[key].astype(float).tolist())
         values = mean.mean, mean.mean - mean.half, mean.mean + mean.half
-        rows.append((label, place, *(heading.factor * value for value in values)))
+        rows.append((label, place, *np.clip([heading.factor * value for value in values], *heading.limits)))
     return pd.DataFrame(rows, columns=_POINT)
 
 

@@ -46,21 +46,20 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
     check_few(merged)
     figure, [[panel]] = new_figure(1, 1, 3.4)
     across, up = (dict(iter(points_of(merged, "at", key).groupby("label", sort=False))) for key in (x, y))
-    most = [100 if heading_of(key).kind == "share" else np.inf for key in (x, y)]
     for place, label in enumerate(across):
         points = across[label], up[label]
         xerr, yerr = (
-            [at["mean"] - at["low"].clip(lower=0), at["high"].clip(upper=top) - at["mean"]]
+            [at["mean"] - at["low"].clip(lower=0), at["high"] - at["mean"]]
             if (at["low"] < at["high"]).any()
             else None  # the legend shows bars where there are any
-            for at, top in zip(points, most, strict=True)
+            for at in points
         )
         style = {**line_style(place), "label": label, "capsize": 2, "elinewidth": 0.8, "clip_on": False}
         style |= {"linestyle": ""} if len(points[0]) == 1 else {}
         panel.errorbar(points[0]["mean"], points[1]["mean"], xerr=xerr, yerr=yerr, **style)
     panel.set(xlabel=heading_of(x).text, ylabel=heading_of(y).text)
-    for axis, of_labels, top in zip("xy", (across, up), most, strict=True):
-        panel.set(**{f"{axis}lim": _ends(pd.concat(of_labels.values()), top)})
+    for axis, of_labels, key in zip("xy", (across, up), (x, y), strict=True):
+        panel.set(**{f"{axis}lim": _ends(pd.concat(of_labels.values()), heading_of(key).limits[1])})
     handles, note = panel.get_legend_handles_labels()[0], describe_points(runs, "at")
     joined = [f"{value:g}" for value in sorted({*numbers.dropna()})]
     below = f"lines join {axis_of(along).text}: {', '.join(joined)}" if along else ""

@@ -1,5 +1,6 @@
 """The figures of summary.json by key: names and units in tables and on axes, and errors for unknown keys."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -26,6 +27,11 @@ class Heading(NamedTuple):
     kind: str = "linear"
     better: str = ""
     axis: str = ""
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The least and the largest value that a figure may have, where ends of intervals are cut: 0 and 100% of a share."""
+        return (0.0, 100.0) if self.kind == "share" else (-math.inf, math.inf)
 
 
 LATENCIES = {

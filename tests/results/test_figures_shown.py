@@ -260,6 +260,17 @@ def test_intervals_of_known_numbers(ratio: Ends, difference: Ends, said: tuple[s
     assert texts.disagree(compared) == disagreeing
 
 
+def test_the_difference_of_two_shares_ends_at_100_points() -> None:
+    """What is significant, and how many replications would show it, is of the whole interval."""
+    for sign, said in ((1, "+78.2 [54.3, 100]"), (-1, "-78.2 [-100, -54.3]")):
+        difference = (sign * 78.2, *sorted([sign * 54.3, sign * 102.1]))
+        assert texts.intervals_text(Compared(NONE, difference, 2, True), 100.0)[1] == said
+    cut, whole = (
+        texts.intervals_text(Compared(NONE, (50.0, -150.0, 250.0), 2, True), most) for most in (100, math.inf)
+    )
+    assert (cut[1], whole[1]) == ("+50 [-100, 100]", "+50 [-150, 250]") and cut[2] == whole[2]
+
+
 def test_means_of_known_numbers() -> None:
     means = {
         (12.0, 0.0): "12",

@@ -344,6 +344,11 @@ def test_points_are_means_with_intervals_by_ascending_x() -> None:
         (pair[[True, False, True]].assign(label="a"), "2 equal runs per point: the seed changes nothing"),
     ):
         assert describe_points(runs, "x") == text
+    shares = points_of(
+        frame.assign(y=[0.5, 0.9, 1.0, 0.5]).rename(columns={"y": "attainment.share"}), "x", "attainment.share"
+    )
+    interval = [95 - 5 * 12.706, 100]  # 158.5 is no share
+    assert shares.iloc[2][["low", "high"]].to_list() == pytest.approx(interval, rel=1e-4)
     latencies = points_of(frame.rename(columns={"y": "tbt_seconds.p50"}), "x", "tbt_seconds.p50")
     assert latencies["mean"].to_list() == [4000, 2000, 2000]
     assert latencies["low"].iloc[2] == pytest.approx(2000 - 12706, rel=1e-4), (
