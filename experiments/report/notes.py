@@ -77,7 +77,7 @@ def limits_of(known: Sequence[About]) -> list[str]:
     for profile, error in sorted({(of["profile"], of["error"]) for of in predictions}):
         notes.append(f"view.cost predicts with profile {profile} ({error})")
     if any(seen):
-        notes.append(f"true output lengths known to the policy, as max_new_tokens{_of_several(seen)}")
+        notes.append(f"true output lengths available to the policy, as max_new_tokens{_of_several(seen)}")
     if any(prefixes := [about.get("prefixes", False) for about in known]):
         notes.append(f"prefixes are not reused: every prompt is computed in full{_of_several(prefixes)}")
     if texts := {text for about in known for text in unread_chunk(about)}:

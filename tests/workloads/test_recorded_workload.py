@@ -133,7 +133,7 @@ def test_a_run_served_again_has_the_same_hits_and_outputs(
     assert first.output_tokens.tolist() == simulated.output_tokens.tolist()
     assert first.output_tokens.lt(30).any() and first.cached_tokens.any() and simulated.cached_tokens.any()
     assert Path("first/outputs.jsonl").read_text() == Path("second/outputs.jsonl").read_text()
-    assert "output lengths known" not in printed
+    assert "output lengths available" not in printed
     assert "give the model of the recorded run" in message(
         lambda: TraceReplay(path="first/decisions.jsonl.gz").requests(Few())
     )
