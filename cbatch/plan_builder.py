@@ -7,8 +7,10 @@ from operator import index
 from cbatch.errors import TooLongError
 from cbatch.kv import blocks_lacking
 from cbatch.plan import Plan, Refusal
-from cbatch.plan_filling import Filling, illegal, whole_number
+from cbatch.plan_filling import Filling, check_numbers, illegal, whole_number
 from cbatch.request import Request
+
+_USUAL = (int, type(None))  # types of numbers of tokens, which need no check
 
 NumDrafts = int | Mapping[Request, int] | Callable[[Request], int]
 
@@ -34,6 +36,8 @@ class PlanBuilder(Filling):
             TooLongError: `whole` is set, and no iteration can hold that many tokens.
             PlanError: a number of tokens is not whole, or `reserve` is negative.
         """
+        if type(num_tokens) not in _USUAL or type(reserve) is not int:
+            check_numbers(request, num_tokens=num_tokens, reserve=reserve)
         if not reserve and request in self._view.decoding and (num_tokens is None or num_tokens >= 1):
             return self._add_decode(request)
         waiting = self._view.is_waiting(request)

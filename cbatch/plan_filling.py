@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from numbers import Real
 from operator import index
 from typing import Final
 
@@ -126,6 +127,13 @@ def whole_number(value: int, name: str, request: Request) -> int:
         if (whole := index(value)) >= 0:
             return whole
     raise illegal(request, f"{name}={value!r}", "token counts are whole numbers, at least 0")
+
+
+def check_numbers(request: Request, **values: object) -> None:
+    """Raises PlanError for what cannot be compared with a number of tokens, such as a text; None is no number given."""
+    for name, value in values.items():
+        if value is not None and not isinstance(value, Real):
+            raise illegal(request, f"{name}={value!r}", "token counts are whole numbers, at least 0")
 
 
 def illegal(request: Request, problem: str, rule: str) -> PlanError:

@@ -43,8 +43,9 @@ class SLO:
     total: float | None = None
 
     def __post_init__(self) -> None:
-        if any(limit is not None and not limit > 0 for limit in (self.ttft, self.tbt, self.total)):
-            raise ValueError(f"objectives must be above 0 seconds: {self}")
+        for name, limit in (("ttft", self.ttft), ("tbt", self.tbt), ("total", self.total)):
+            if limit is not None and not limit > 0:
+                raise ValueError(f"{name}={limit:g}: objectives must be above 0 seconds")
 
 
 NO_SLO = SLO()

@@ -22,6 +22,7 @@ from experiments.store.claim import (
     UNFINISHED,
     ClaimedError,
     claimed,
+    missing_folders,
     other_folder,
     read_state,
     remove_empty,
@@ -122,7 +123,7 @@ def open_run_folder(
             _remove_files(folder)
             (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"{folder} cannot be written ({error.strerror}); {other_folder(folder)}") from error
+            raise _not_writable(folder, error) from error
         held.enter_context(report_crashes(folder, claim))
         try:
             yield
@@ -178,6 +179,22 @@ def _output(request: Request, decode: Decode | None) -> dict[str, Any]:
         text, _ = up_to_stop(decode(request.output[: len(request.output) - ends]), request.stop_strings)
         texts = {"prompt": decode(request.prompt or ()), "text": text}
     return {"id": request.id, "finish_reason": reason, **texts, "output": request.output}
+
+
+def check_usable(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a folder that `open_run_folder` would refuse to a single run, before a long setup."""
+    _check_ours(folder, identity, replace=False)
+    missing = missing_folders(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_writable(folder, error) from error
+    finally:
+        remove_empty(missing)
+
+
+def _not_writable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{folder} cannot be written ({error.strerror}); {other_folder(folder)}")
 
 
 def _check_ours(folder: Path, identity: Mapping[str, Any], replace: bool) -> None:

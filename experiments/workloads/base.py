@@ -16,7 +16,7 @@ from pydantic import Field, ValidatorFunctionWrapHandler
 from cbatch import SLO, Described, Request, Sampling, WorkloadError
 from cbatch.arrivals import Arrivals, listed
 from cbatch.model.checkpoint import Vocabulary as Vocabulary  # for the workloads of a user
-from cbatch.request_spec import NO_SLO
+from cbatch.request_spec import LATEST_ARRIVAL, NO_SLO
 from cbatch.validation import Give, check, not_negative, positive, whole
 from experiments.workloads.drawn import Drawn
 from experiments.workloads.seeds import Purpose, generator, request_seeds
@@ -137,6 +137,11 @@ class Workload(Described, ABC):
         columns |= self.annotate(trace.output_tokens, self.seed)
         if trace.arrival_time is not None:
             columns["arrival_time"] = trace.arrival_time
+            if not (last := trace.arrival_time.max(initial=0.0)) <= LATEST_ARRIVAL:
+                problem = f"a request of {self!r} arrives after {last:.3g} s, and {LATEST_ARRIVAL:g} s is the latest"
+                raise WorkloadError(
+                    f"workload: {problem}; raise the rate, or subtract the first time from a trace's times"
+                )
         for name, column in trace.fields.items():
             others = columns.get(name)
             columns[name] = column if others is None else np.where(column == None, others, column)  # noqa: E711 - of each row

@@ -3,6 +3,7 @@
 Four requests of 8 prompt tokens and 3 of output; 2 places, 10 tokens in an iteration, KV blocks of 4 tokens.
 """
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -163,3 +164,18 @@ def test_entries_of_the_wrong_kind_are_refused(field: str, value: object) -> Non
     said = spoiled_refusals(field, value)
     assert said.startswith("policy Spoiled, iteration 0: the plan cannot be checked (")
     assert "; see cbatch.Plan for what its fields hold" in said
+
+
+@pytest.mark.parametrize("given", [{"num_tokens": "many"}, {"num_tokens": [8]}, {"num_tokens": 3, "reserve": "all"}])
+def test_the_builder_names_what_is_no_number(given: dict[str, object]) -> None:
+    class Texts:
+        def plan(self, view: View) -> Plan:
+            plan = view.plan()
+            plan.add(view.waiting[0], **given)  # type: ignore[arg-type]
+            return plan.build()
+
+    engine = make_engine(Texts(), LIMITS, num_blocks=10)
+    engine.submit([Request(0, 8, 3)])
+    name, value = [*given.items()][-1]
+    with pytest.raises(PlanError, match=re.escape(f"illegal plan ({name}={value!r}); rule: {COUNTS}")):
+        engine.run()

@@ -176,8 +176,17 @@ BROKEN = [  # text, the line that the message names (0: none), a part of the mes
     (MOON.replace("5", "NaN"), 1, "timestamp=nan: must be a finite number"),
     (MOON + MOON.replace("5", "4"), 2, "the time goes backwards"),
     (MOON.replace("}", ', "hash_ids": [0.5]}'), 1, "hash_ids=[0.5]: must be a list of whole numbers"),
-    *((HASHED.format(ids), 1, "must have an id for each 512 tokens of input_length") for ids in ([], [1], [1] * 4)),
-    (HASHED.format([1] * 3).replace("{", '{"chat_id": 1, ', 1), 1, "an id for each 16 tokens of input_length"),
+    (
+        MOON.replace("}", ', "hash_ids": [7, 7]}'),
+        1,
+        "hash_ids=[7, 7]: an id stands for the prompt up to its block's end",
+    ),
+    (MOON.replace("}", ', "hash_ids": [-7]}'), 1, "hash_ids=[-7]: an id stands for the prompt up to its block's end"),
+    *(
+        (HASHED.format(ids), 1, "must have an id for each 512 tokens of input_length")
+        for ids in ([], [1], [1, 2, 3, 4])
+    ),
+    (HASHED.format([1, 2, 3]).replace("{", '{"chat_id": 1, ', 1), 1, "an id for each 16 tokens of input_length"),
     (MOON + "x" * 10_000, 2, "is not JSON"),
 ]
 

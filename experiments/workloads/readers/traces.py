@@ -229,6 +229,10 @@ def _hashes(table: Table, column: str) -> Column:
     values = table.columns[column]
     valid = [ids is None or (isinstance(ids, list) and {*map(type, ids)} <= {int}) for ids in values]
     table.refuse(~np.array(valid), column, "must be a list of whole numbers")
+    known = [len({*ids}) == len(ids) and min(ids, default=0) >= 0 for ids in (value or () for value in values)]
+    table.refuse(
+        ~np.array(known), column, "an id stands for the prompt up to its block's end: none comes twice or is negative"
+    )
     return _objects([tuple(ids or ()) for ids in values])
 
 
