@@ -161,7 +161,7 @@ def write_results(
         times = [f"{name}_{stage}" for stage in range(len(record.stages[0])) for name in ("started", "ended")]
         write_csv(folder / STAGES, times, (chain.from_iterable(spans) for spans in record.stages))
     if requests.tokens:
-        np.savez_compressed(folder / TOKENS, request_id=requests.tokens[0].astype(np.int32), time=requests.tokens[1])
+        np.savez_compressed(folder / TOKENS, request_id=requests.tokens[0], time=requests.tokens[1])
     if any(request.output for request in record.requests):
         in_order = sorted(record.requests, key=lambda request: request.id)
         lines = [json.dumps(_output(request, decode)) for request in in_order]

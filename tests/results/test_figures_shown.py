@@ -15,6 +15,7 @@ from cbatch import SLO, ConfigError, FinishReason, Request
 from cbatch.record import Life
 from cbatch.results.metrics import Objectives, collect_served
 from cbatch.results.service import service_of
+from experiments.api import simulate
 from experiments.report import text as texts
 from experiments.report import titles
 from experiments.report.intervals import Compared, Mean
@@ -23,6 +24,7 @@ from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows
 from experiments.store.run_folder import damage, read_finished, read_summary
 from experiments.store.runs import read_runs
 from experiments.store.tables import read_requests, read_service, read_steps, read_tokens, time_between_tokens
+from experiments.workloads import Workload
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +103,16 @@ def test_the_tables_of_a_run_hold_its_record(folder: Path) -> None:
     assert requests["ttft_seconds"].dropna().to_list() == [2.75, 2.5, 9.5]
     assert (tokens["request_id"].to_list(), tokens["time"].to_list()) == ([0, 0, 0, 1, 1, 3], [3, 5, 8, 11, 12, 8])
     assert time_between_tokens(folder).to_list() == [2, 3, 1]
+
+
+def test_tokens_have_the_ids_of_their_requests_however_large(tmp_path: Path) -> None:
+    class Own(Workload):
+        def requests(self, vocabulary: Any) -> list[Request]:
+            return [Request(2**number, 4, 2) for number in (5, 32, 40)]
+
+    simulate("orca", Own(), output=tmp_path / "run")
+    tokens, requests = read_tokens(tmp_path / "run"), read_requests(tmp_path / "run")
+    assert tokens["request_id"].to_list() == sorted([*requests["id"], *requests["id"]])
 
 
 REPORT = Path(__file__).with_name("report.txt").read_text().removesuffix("\n")
