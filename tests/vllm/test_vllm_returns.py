@@ -41,8 +41,8 @@ class Refusing(Clients):
         return {"client": "ab"[self.num_sent % 2], "session": f"{self.num_sent % 3}"}
 
 
-def serve(policy: Policy, seed: int, resets: bool = True) -> tuple[Clients, set[str], int]:
-    """Returns the clients, the requests that were admitted, and how often vLLM granted less than planned."""
+def serve(policy: Policy, seed: int, resets: bool = True) -> tuple[Clients, Counter[str], int]:
+    """Returns the clients, the iterations of each request that was admitted, and how often vLLM granted less than planned."""
     numbers = random.Random(seed)
     clients = Refusing(numbers, resets)
     adapter = Adapter(policy, cost=LinearCost(), tile=8, patience=Patience(1.0))
@@ -57,7 +57,7 @@ def serve(policy: Policy, seed: int, resets: bool = True) -> tuple[Clients, set[
 
     scheduler._mamba_block_aligned_split = grant
     scheduled = run(rig, clients)
-    return clients, {id_ for *entries, _ in scheduled for id_, _ in entries}, scheduler.counts.short
+    return clients, Counter(id_ for *entries, _ in scheduled for id_, _ in entries), scheduler.counts.short
 
 
 class Heard(Wrapped):
@@ -132,7 +132,7 @@ def test_a_policy_that_knows_nothing_of_it_serves_all(num_runs: int, draw: int) 
     assert num_short
 
 
-def services(clients: Clients, admitted: set[str]) -> Counter[str | None]:
+def services(clients: Clients, admitted: Counter[str]) -> Counter[str | None]:
     """The prompt tokens, and twice the output tokens, of each client's admitted requests."""
     service = Counter[str | None]()
     for id_ in admitted:
@@ -145,6 +145,21 @@ def test_a_client_pays_once_for_what_was_admitted_and_nothing_for_the_rest(num_r
         policy = VTC(Predictor(), lift=False)
         clients, admitted, _ = serve(policy, seed)
         assert +Counter(policy.counters) == services(clients, admitted), f"seed {seed}"
+
+
+@pytest.mark.parametrize("name", ["mlfq", "plas"])
+def test_no_request_is_charged_for_more_iterations_than_it_was_in(name: str, num_runs: int, draw: int) -> None:
+    for seed in range(draw, draw + num_runs):
+        policy, charged = EVERY_POLICY[name](8), Counter[str]()
+        charge = policy._repeats._charge  # type: ignore[attr-defined]
+
+        def count(request: Request, seconds: float, samples: bool, charge: Any = charge, to: Any = charged) -> None:
+            to[str(request.id)] += 1
+            charge(request, seconds, samples)
+
+        policy._repeats._charge = count  # type: ignore[attr-defined]
+        clients, computed, _ = serve(policy, seed)
+        assert charged and (charged - computed).keys() <= clients.aborted, f"seed {seed}"
 
 
 def test_deficits_are_whole_quanta_less_what_was_admitted(num_runs: int, draw: int) -> None:
