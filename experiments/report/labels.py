@@ -19,6 +19,8 @@ from experiments.report.notes import unread_chunk
 _QUESTION = ("model", "workload")
 """Settings that are in all labels if they differ: figures with different models or workloads do not compare policies."""
 
+_FEW = 12  # labels in an error
+
 _OBJECTS = ("backend.router", "eviction", "autoscale")
 """Settings whose value is the name of an object, followed in labels by its arguments."""
 
@@ -192,21 +194,25 @@ def whole_key(key: str, runs: pd.DataFrame) -> str:
 
 
 def with_replications(rows: pd.DataFrame) -> pd.DataFrame:
-    """Returns runs with labels that differ between sources, and columns that pair runs: `served`, `others`, `seed`, `replication`.
+    """Returns runs with labels that differ between sources, and columns that pair runs: `served`, `others`, `rest`, `seed`, `replication`.
 
     Equal `replication` and `served`, the workload without its seed, mean that the same requests were served. `others` are the
-    settings except seeds and settings of the policy. rows: runs with `source`, the folder that they were read from.
+    settings except seeds and settings of the policy; `rest` those but the first that varies, objects before numbers. rows: runs with `source`, the folder that they were read from.
     """
     labels, sources = label_runs(rows), rows["source"]
     settings = settings_of(rows).fillna("")
     keys = [key for key in map(str, settings) if not is_seed(key)]
     workload = [key for key in keys if key.startswith("workload.")]
     others = [key for key in keys if key != "policy" and not key.startswith(("policy.", "code"))]
+    varying = [key for key in others if settings[key].nunique() > 1 and key not in {*workload, "workload"}]
+    first = min(varying, key=lambda key: key not in _OBJECTS, default="")  # with its arguments
+    rest = [key for key in others if first and key != first and not key.startswith(f"{first}.")]
     requests = rows.get("capacity.requests", pd.Series(0, rows.index))
     rows = rows.assign(
         label=labels.where(sources.groupby(labels).transform("nunique") == 1, labels + " in " + sources),
         served=settings[workload].assign(requests=requests).apply(tuple, axis=1),
         others=settings[others].apply(tuple, axis=1),
+        rest=settings[rest or others].apply(tuple, axis=1),
         seed=settings.get("workload.seed", ""),
     )
     again = rows.groupby(["label", "seed"]).cumcount()  # repeated measurements, or replications of a search
@@ -240,7 +246,9 @@ def is_baseline(runs: pd.DataFrame, text: str) -> "pd.Series[bool]":
     given = pd.Series([f"policy={text}" in [name.replace("'", "") for name in names] for names in texts], runs.index)
     named = (runs["label"] == text) | (runs["policy"] == text) | (policies == text) | (written == text) | given
     if not named.any():
-        raise ConfigError(f"baseline={text}: no run of this policy; {nearest(text, {*policies})}")
+        labels = "; ".join(sorted({*runs["label"]} - {*policies})[:_FEW])
+        known = nearest(text, {*policies}) + f"; or a label: {labels}" * bool(labels)
+        raise ConfigError(f"baseline={text}: no run of this policy; {known}")
     return named
 
 

@@ -19,7 +19,9 @@ def test_a_sweep_of_rates_is_compared_at_each_rate(tmp_path: Path) -> None:
     assert re.findall(r"(.+): 2 replications, paired", one) == ["a over b"]
     assert one.index("a over b") < one.index("ratio") < one.index("-1 [-1, -1]"), "a table stands below its title"
     assert "-1 [-1, -1]" in one
-    assert printed(str(tmp_path), "baseline=c") == "baseline=c: no run of this policy; known: a, b"
+    labels = "a, rate=1; a, rate=10; b, rate=1; b, rate=10"
+    said = f"baseline=c: no run of this policy; known: a, b; or a label: {labels}"
+    assert printed(str(tmp_path), "baseline=c") == said
     for key in ("runs", "baseline"):
         assert printed(str(tmp_path), f"{key}=a", f"{key}=b") == f"{key}: is given twice, as a and as b; give it once"
 
