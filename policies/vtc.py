@@ -42,15 +42,13 @@ class VTC(WholePrompts):
         all_weights = (prompt_weight, output_weight, *(weights or {}).values())
         if not all(isinstance(each, int | float) and each is not True and 0 < each < inf for each in all_weights):
             raise ConfigError(f"policy.{weights=}, {prompt_weight=}, {output_weight=}: weights must be finite, above 0")
-        self.predictor, self.predict = predictor, predict
-        self.charge_first, self.charge_hits = charge_first, charge_hits
-        self.prompt_weight, self.output_weight, self._limit = prompt_weight, output_weight, RateLimit(rpm)
+        self.predictor, self.predict, self.charge_hits = predictor, predict, charge_hits
+        self.prompt_weight, self.output_weight, self.charge_first = prompt_weight, output_weight, charge_first
         self.lift, self.weights, self.order, self.quantum, self.rpm = lift, weights or None, order, quantum, rpm
-        self._clients = clients_by(order, weights or {}, lift, quantum)
+        self._clients, self._limit = clients_by(order, weights or {}, lift, quantum), RateLimit(rpm)
         self._exact = not (weights or predict) and all(float(value).is_integer() for value in (*all_weights, quantum))
         self.counters = self._clients.counters
-        self._begun: list[Request] = []  # to wait, since the last plan
-        self._refused: set[Request] = set()
+        self._begun, self._refused = list[Request](), set[Request]()  # to wait, since the last plan; beyond `rpm`
         self._prompts: dict[Request, float] = {}  # charged service of the prompts of admitted requests
         self._paid: dict[Request, float] = {}  # charged output tokens of admitted requests
 

@@ -267,10 +267,7 @@ class Planner:
     # -- calls of the policy -------------------------------------------------------------------------------------------
 
     def _announce(self) -> None:
-        """Tells the policy which requests have ended, arrived and begun to wait. vLLM may have admitted them since.
-
-        To a policy without `on_wait`, a request that waits again has ended, as one that moves to another engine, and arrives.
-        """
+        """Tells the policy who has ended, arrived and begun to wait. Without `on_wait`, a request that waits again ends and arrives."""
         self._tell_ended()
         while self._begun:
             request = self._begun.popleft()
