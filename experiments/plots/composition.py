@@ -42,7 +42,7 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
     Raises ConfigError if there is no finished run, there are several runs, or the run has no iterations or no such replica.
 
     Args:
-        replicas: the replicas that have a column each; by default the first four, if there are several.
+        replicas: the replicas that have a column each; by default all, or of more than four the first four that had iterations.
     """
     shown = load_runs(folder, look, 1)
     run = shown.iloc[0]
@@ -52,7 +52,8 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
     known = range(int(run["backend.replicas"])) if REPLICA in steps else range(0)
     if unknown := {*replicas} - {*range(max(len(known), 1))}:
         raise ConfigError(f"replicas={min(unknown)}: no such replica; the run has {max(len(known), 1)}, counted from 0")
-    chosen = known and (replicas or known[:_MOST_REPLICAS])
+    ran = sorted({*steps[REPLICA]}) if len(known) > _MOST_REPLICAS else known
+    chosen = known and (replicas or ran[:_MOST_REPLICAS])
     parts = [(steps[steps[REPLICA] == i], served[served[REPLICA] == i]) for i in chosen] or [(steps, served)]
     about = run["summary"]["about"]
     pools = [f" ({name})" for name, pool in about.get("pools", {}).items() for _ in range(pool["replicas"])]

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from cbatch import ConfigError
 from experiments.plots.series import load_runs
-from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
+from experiments.plots.style import PLAIN, PREFILL, Look, add_title, new_figure, print_style
 from experiments.store.run_folder import REPLICAS
 from experiments.store.tables import read_replicas, read_requests
 
@@ -20,7 +20,7 @@ _BINS = 60
 
 @print_style()
 def draw(folder: Path, look: Look = PLAIN) -> Figure:
-    """Draws the replicas that are paid and those that are ready, by pool, and the requests that arrive per second.
+    """Draws the replicas that are ready and, over them, those that are paid, in a panel for each pool, and the requests that arrive per second.
 
     Raises ConfigError if there is no finished run, several, or one without an autoscaler.
     """
@@ -31,21 +31,22 @@ def draw(folder: Path, look: Look = PLAIN) -> Figure:
         raise ConfigError(f"{run['folder']}: its number of replicas never changes; choose a run with autoscale=")
     lives, arrivals = read_replicas(run["folder"]), read_requests(run["folder"])["arrival"]
     end = float(read_requests(run["folder"])["last_token"].max())
-    figure, [[above], [below]] = new_figure(2, 1, 3.4, ratios=(2, 1), sharex=True)
-    for place, (pool, own) in enumerate(lives.groupby("pool", dropna=False)):
-        style, name = line_style(place), f"{pool!s}: " if pool else ""
-        style |= {"marker": ""}
-        _draw_steps(above, own["asked"], own["closed"], end, label=f"{name}paid", **style | {"linestyle": ":"})
+    pools = dict(iter(lives.groupby("pool", dropna=False)))
+    height, ratios = 1.7 + 1.7 * len(pools), [*[2] * len(pools), 1]
+    figure, rows = new_figure(len(pools) + 1, 1, height, ratios=ratios, sharex=True)
+    panels = [panel for row in rows for panel in row]
+    for panel, (pool, own) in zip(panels, pools.items(), strict=False):
         until = own["draining"].fillna(own["closed"])
-        _draw_steps(above, own["ready"], until, end, label=f"{name}ready", **style | {"linestyle": "-"})
+        _draw_steps(panel, own["ready"], until, end, label="ready", color=PREFILL, linewidth=2)
+        _draw_steps(panel, own["asked"], own["closed"], end, label="paid", color="black", linestyle=":")
+        panel.set(ylabel=f"{pool!s}: replicas" if pool else "replicas")
+        panel.yaxis.set_major_locator(MaxNLocator(integer=True))
     counts, edges = np.histogram(arrivals, _BINS, (0.0, end))
-    below.stairs(counts / np.diff(edges), edges, color="black")
-    above.set(ylabel="replicas")
-    above.yaxis.set_major_locator(MaxNLocator(integer=True))
-    below.set(ylabel="arrivals\n[requests/s]", xlabel="time [s]", xlim=(0.0, end))
-    for panel in (above, below):
+    panels[-1].stairs(counts / np.diff(edges), edges, color="black")
+    panels[-1].set(ylabel="arrivals\n[requests/s]", xlabel="time [s]", xlim=(0.0, end))
+    for panel in panels:
         panel.set_ylim(0, 1.05 * panel.dataLim.y1)
-    add_title(figure, shown, str(run["label"]), above.get_legend_handles_labels()[0], look=look)
+    add_title(figure, shown, str(run["label"]), panels[0].get_legend_handles_labels()[0], look=look)
     return figure
 
 

@@ -29,10 +29,10 @@ def test_replicas_are_drawn_as_they_came_and_went(tmp_path: Path) -> None:
     keys = {"replicas": 3, "requests": 400, "rate": 4, "scaling": {"tick": 10, "start_seconds": 10, "down_after": 0}}
     simulate("orca", "open_loop", autoscale=Steps(), output=tmp_path / "run", timeline=False, **keys)
     above, below = replicas.draw(tmp_path / "run").axes
-    paid, ready = ([*map(list, zip(*line.get_data(), strict=True))] for line in above.get_lines())
+    ready, paid = ([*map(list, zip(*line.get_data(), strict=True))] for line in above.get_lines())
     assert ready[:4] == [[0, 1], [30, 2], [60, 1], ready[3]] and paid[:2] == [[0, 1], [20, 2]]
     assert 60 <= paid[2][0] < 62 and paid[2][1] == 1 and paid[-1][0] == ready[-1][0] > 80
-    assert [line.get_label() for line in above.get_lines()] == ["paid", "ready"] and not below.get_lines()
+    assert [line.get_label() for line in above.get_lines()] == ["ready", "paid"] and not below.get_lines()
     assert above.get_ylim()[1] > 2 and all(tick.is_integer() for tick in above.get_yticks())
     heading = re.sub(r"\s+", " ", above.figure.legends[0].get_title().get_text())  # type: ignore[union-attr]
     assert "at most 3 replicas, router round_robin, autoscaler Steps, decisions every 10 s, 10 s to start" in heading

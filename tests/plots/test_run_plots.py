@@ -97,6 +97,10 @@ def test_composition_has_a_column_for_each_replica(tmp_path: Path) -> None:
     assert [panel.get_title(loc="left") for panel in composition.draw(run, replicas=(2,)).axes[:1]] == ["replica 2"]
     with pytest.raises(ConfigError, match="replicas=3: no such replica; the run has 3, counted from 0"):
         composition.draw(run, replicas=(3,))
+    many = write_run(tmp_path / "many", settings={"backend": {"replicas": 6}})  # only those that ran
+    for name, numbers in (("steps.csv", (0, 0, 5, 5, 5)), ("requests.csv", (0, 0, 5, 5))):
+        pd.read_csv(many / name).assign(replica=numbers).to_csv(many / name, index=False)
+    assert [panel.get_title(loc="left") for panel in composition.draw(many).axes[:2]] == ["replica 0", "replica 5"]
 
 
 def test_composition_of_a_prefiller_and_a_decoder(tmp_path: Path) -> None:
