@@ -13,9 +13,11 @@ from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
+from matplotlib.transforms import ScaledTranslation
 from pydantic import Field
 
 from cbatch import ConfigError
@@ -37,6 +39,7 @@ USUAL_BASELINE = "request_level"
 _MOST_ACROSS = 3  # panels side by side on a page
 _MOST_TICKS = 6  # values of a setting that are the ticks of its axis, if they lie apart
 _MOST_BANDS = 3  # lines with bands in a panel; beyond, bands merge, and intervals are error bars
+_ASIDE = 3.0  # points between lines with error bars, which would cover each other at equal x
 _GREY: dict[str, Any] = {"color": "#555555", "linewidth": 0.5, "zorder": 1}
 
 
@@ -81,7 +84,7 @@ def draw(
     """Draws a panel for each figure and workload, with a line for each policy and each other setting that varies.
 
     With several seeds, the line is the mean, and a band its 95% interval, as in tables; with more than three lines error bars, since
-    bands merge. The interval of a ratio is that of `experiments.compare`; runs that cannot be paired by seed have none. If a figure
+    bands merge, side by side. The interval of a ratio is that of `experiments.compare`; runs that cannot be paired by seed have none. If a figure
     from a pattern is equal in all runs, it is printed below instead. An axis of values over a factor of eight in growing steps, such
     as 4, 32 and 128, is logarithmic. Equal lines are drawn once, as `first = second`. A policy or run without the setting x is drawn as a level
     line without markers, an eviction that reads the future as a grey, dashed line. If the values of x are names, bars are drawn.
@@ -223,17 +226,22 @@ def _draw_panel(
     beside = points[~points["label"].isin(unread)]
     if over:
         panel.axhline(1.0, **_GREY)
-    for label, index in labels.items():
+    for place, (label, index) in enumerate(labels.items()):
         line, style = points[points["label"] == label], line_style(index)
         style |= {"color": "#777777", "linestyle": "--"} if label.endswith(FUTURE) else {}
         style |= {"marker": "", "linestyle": "--"} if label in unread else {}
         if bars and label not in unread:
             draw_bars(panel, line, beside, label, style)
             continue
-        panel.plot(line["x"], line["mean"], label=label, **style)
-        if len(labels) > _MOST_BANDS:
+        drawn: list[Artist] = [*panel.plot(line["x"], line["mean"], label=label, **style)]
+        if len(labels) > _MOST_BANDS and (points["low"] < points["high"]).any():
             ends = [line["mean"] - line["low"], line["high"] - line["mean"]]
-            panel.errorbar(line["x"], line["mean"], ends, fmt="none", ecolor=style["color"], elinewidth=0.8)
+            drawn += panel.errorbar(
+                line["x"], line["mean"], ends, fmt="none", ecolor=style["color"], elinewidth=0.8
+            ).get_children()
+            aside = (place - (len(labels) - 1) / 2) * _ASIDE / 72
+            for artist in drawn:
+                artist.set_transform(panel.transData + ScaledTranslation(aside, 0, panel.figure.dpi_scale_trans))
         elif (line["low"] < line["high"]).any():
             panel.fill_between(line["x"], line["low"], line["high"], color=style["color"], alpha=0.2, linewidth=0)
     name = heading.axis or heading.text
