@@ -282,7 +282,7 @@ def about_run(run: Run) -> dict[str, Any]:
         "policy": settings.identity["policy"],
         "chunk": None if "chunk" in composed.unused else settings.chunk,
         "whole_numbers": settings.policy.whole_numbers(),
-        "workload": composed.choices["workload"].partition("(")[0],
+        **{key: composed.choices[key].partition("(")[0] for key in ("workload", "drafter") if key in composed.choices},
         "model": settings.model.name,
         "runtime": settings.runtime.name,
         "backend": backend.name,

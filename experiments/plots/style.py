@@ -46,9 +46,11 @@ _SHARED = {
     "workload.pd_ratio": "P:D {}",
     "kv_tokens": "KV cache of {} tokens",
     "eviction": "eviction {}",
+    "drafter": "drafter {}",
+    "drafter.max_drafts": "at most {} drafts",
 }
 """Settings in a heading if all runs share them, and the text around their values."""
-_SPEEDS = ("workload.speed", "workload.rate_scale")  # in the heading if not 1
+_USUAL = {"workload.speed": 1, "workload.rate_scale": 1, "drafter": "none"}  # not in the heading
 _HEADING_WIDTH, _LEGEND_WIDTH, _LABEL_WIDTH, _NOTE_WIDTH = 105, 125, 140, 145  # characters in a line as wide as a page
 
 PREFILL, DECODE, PADDING, HOST, IDLE = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2"
@@ -186,12 +188,14 @@ def _shared_texts(runs: pd.DataFrame) -> list[str]:
     seeds = runs.get("workload.seed", pd.Series(0, runs.index))
     if OFFERED in runs and runs.groupby(seeds, dropna=False)[OFFERED].nunique().max() == 1:
         runs = runs.assign(**{OFFERED: float(f"{runs[OFFERED].mean():.3g}")})
+    if not runs.get("prefix_cache.evicted_blocks", pd.Series(1)).any():
+        runs = runs.drop(columns="eviction", errors="ignore")  # it had nothing to choose
     known = runs[[key for key in map(str, runs) if key in _SHARED or key.startswith(("backend.", "autoscale"))]]
     shared = known.loc[:, known.notna().all() & (known.nunique() == 1)]
     values = {str(key): column.iloc[0] for key, column in shared.items()}
     if "autoscale" in known and known["autoscale"].notna().all():
         values.setdefault("autoscale", "")
-    named = {key: words for key, words in _SHARED.items() if key in values and (key not in _SPEEDS or values[key] != 1)}
+    named = {key: words for key, words in _SHARED.items() if key in values and values[key] != _USUAL.get(key)}
     values |= {key: f"{value:,.10g}" for key, value in values.items() if isinstance(value, Real)}
     values |= {"workload": re.sub(r"^closed\b", "closed batch", values.get("workload", ""))}
     texts = [words.format(values[key]) for key, words in named.items()]

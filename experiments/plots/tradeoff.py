@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 from cbatch import ConfigError
 from experiments.plots.axes import axis_of
@@ -60,6 +61,7 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
     panel.set(xlabel=heading_of(x).text, ylabel=heading_of(y).text)
     for axis, of_labels, key in zip("xy", (across, up), (x, y), strict=True):
         panel.set(**{f"{axis}lim": _ends(pd.concat(of_labels.values()), heading_of(key).limits[1])})
+        getattr(panel, f"{axis}axis").set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     handles, note = panel.get_legend_handles_labels()[0], describe_points(runs, "at")
     joined = [f"{value:g}" for value in sorted({*numbers.dropna()})]
     below = f"lines join {axis_of(along).text}: {', '.join(joined)}" if along else ""

@@ -142,12 +142,12 @@ def _parts(
 def settings_of(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns the settings that the runs depend on, as text, [runs, keys]; NaN if a run has no such key.
 
-    Further keys are the options of workload and objectives, and `code`, a hash of the user's modules and files.
+    Further keys are the options of workload, objectives and drafter, and `code`, a hash of the user's modules and files.
     """
     rows = []
     for summary in runs["summary"]:
         about = summary["about"]
-        options = {key: about[key] for key in ("workload", "slo") if key in about}
+        options = {key: about[key] for key in ("workload", "slo", "drafter") if key in about}
         code = sha256(code_text(about).encode(errors="surrogatepass")).hexdigest()[:6]
         settings = {**about["identity"], **options, "code": code}
         rows.append({key: _as_text(value) for key, value in settings.items()})

@@ -84,7 +84,7 @@ def limits_of(known: Sequence[About]) -> list[str]:
         unread = {with_arguments(about["policy"], about["whole_numbers"]) for about in known if unread_chunk(about)}
         notes.append(f"{' '.join(sorted(texts))}: not read by {', '.join(sorted(unread))}")
     for name, text in _LACKS.items():
-        if any(lacking := [name in about.get("lacks", ()) for about in known]):
+        if any(lacking := [_lacks(about, name) for about in known]):
             notes.append(f"{text}{_of_several(lacking)}")
     if early := [turns for about in known if (turns := about.get("early_turns"))]:
         turns, arrived, answered = (sum(each[key] for each in early) for key in ("turns", "arrived", "answered"))
@@ -106,6 +106,12 @@ def limits_of(known: Sequence[About]) -> list[str]:
     if different := mixed(about["code"] for about in known if "code" in about):
         notes.append(f"made by different versions of {', '.join(different)}; see about.code in summary.json")
     return [*filter(None, notes)]
+
+
+def _lacks(about: About, name: str) -> bool:
+    """Returns whether a run lacks one of `_LACKS`, unless it makes no drafts because it was told so."""
+    is_told = name == "drafts" and any("drafting=none" in text for text in about.get("overrides", ()))
+    return name in about.get("lacks", ()) and not is_told
 
 
 def unread_chunk(about: About) -> list[str]:

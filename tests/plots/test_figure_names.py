@@ -8,8 +8,9 @@ from hand_made import ABOUT, SETTINGS, write_run
 from places import ROOT
 
 from experiments.plots.series import load_series, without_policies
-from experiments.plots.style import PLAIN, wrap
+from experiments.plots.style import PLAIN, _shared_texts, wrap
 from experiments.report.headings import check_figure, heading_of
+from experiments.report.notes import notes_of
 from experiments.report.titles import gpus_texts
 
 KEYS, POOLS = ("replicas", "role"), {"p": {"replicas": 1}, "d": {"replicas": 2}}
@@ -67,6 +68,21 @@ def test_a_run_without_the_settings_of_the_others_has_a_name(tmp_path: Path) -> 
         {"label": {f"{runs['policy'].iloc[0]}, without p.replicas": runs["policy"].iloc[0]}}
     )
     assert {*without_policies(whole, PLAIN)["label"]} == named
+
+
+def test_figures_name_the_drafter_and_an_eviction_that_evicts(tmp_path: Path) -> None:
+    """A run that was told to make no drafts, as a baseline, needs no advice."""
+    about = {**ABOUT, "drafter": "mine", "lacks": ["drafts"]}
+    drafter = {"eviction": "lru", "drafter.max_drafts": 7}
+    for name, drafting in {"baseline": "none", "fixed": "fixed"}.items():
+        run = {**about, "overrides": [f"policy='p(drafting={drafting})'"]}
+        write_run(tmp_path / name, run, {**SETTINGS, **drafter})
+        assert any("asks for no drafts" in note for note in notes_of([run])) == (name == "fixed")
+    runs = load_series(tmp_path)
+    assert "drafter mine, at most 7 drafts" in ", ".join(_shared_texts(runs))
+    for evicted in (0, 3):
+        shown = ", ".join(_shared_texts(runs.assign(**{"prefix_cache.evicted_blocks": evicted})))
+        assert ("eviction lru" in shown) == (evicted > 0)
 
 
 def test_labels_name_the_roles_of_replicas(tmp_path: Path) -> None:
