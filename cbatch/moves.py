@@ -138,7 +138,7 @@ def end_leases(state: State, now: float) -> float:
 
 
 def give_way(state: State) -> bool:
-    """Ends the youngest lease that nobody reads, if leases alone hold blocks of an engine that plans nothing; returns whether it did.
+    """Ends the youngest lease that is not being read, if leases alone hold blocks of an engine that plans nothing; returns whether it did.
 
     Otherwise engines could wait for each other. The receiver of the lease computes its blocks.
     """

@@ -18,7 +18,7 @@ _Address = Annotated[str, Field(min_length=1), Give("an address, as 127.0.0.1, o
 
 
 def _secret(value: object) -> object:
-    """Refuses what is no text, without showing it: it is a secret, and may be written anew, 1e5 as 100000.0."""
+    """Refuses a value that is not text, without showing it: it is a secret, and its text may differ from what was given (1e5 becomes 100000.0)."""
     if not value or not isinstance(value, str):
         raise ValueError("give a text that is not empty, digits in quotes as in 'api_key=\"123\"'")
     return value

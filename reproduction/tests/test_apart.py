@@ -105,7 +105,7 @@ def test_layouts_are_compared_on_the_same_requests() -> None:
 
 
 def test_a_transfer_is_the_hosts_until_its_copy_has_been_launched() -> None:
-    """Of 2 ms 1 passes until the copy is asked for, and 0.5 until it is launched; the decoder took it half a millisecond after the first token."""
+    """1 ms of 2 passes until the copy is asked for, and 0.5 until it is launched; the decoder took it half a millisecond after the first token."""
     sent = Transfer(7, 0, 1, 1920, 1000, 1.0, 1.002)
     found = parts([sent], {7: 0.9995}, [(1.001, 1.0015)])
     assert {name: round(value, 6) for name, (value,) in found.items()} == {

@@ -18,7 +18,7 @@ from reproduction.papers.traces import FILES, Clone, File, first, main
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Clone:
-    """Of a repository whose newest commit has other files than the named one."""
+    """The newest commit of the repository has other files than the named one."""
     folder = tmp_path / "clones" / "published"
     (folder / "traces").mkdir(parents=True)
     git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]

@@ -127,7 +127,7 @@ def test_an_end_at_the_prefiller_is_not_known_before_it_is_reported(push: bool) 
 
 
 def test_a_prefiller_has_no_outputs_ahead() -> None:
-    """Of 8 prompt tokens and 20 outputs the prefiller, of 100 blocks, has 9 tokens before it, the decoder all 28."""
+    """With 8 prompt tokens and 20 outputs the prefiller, of 100 blocks, has 9 tokens before it, the decoder all 28."""
     requests, router = [Request(id_, 8, 20) for id_ in range(2)], FewestBound()
     serve([replica(), replica()], requests, Moves(1, FREE), ROLES, router)
     assert router.loads == [(9, 0.09), (28, 0.28)]

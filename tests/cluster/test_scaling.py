@@ -233,7 +233,7 @@ class TwoSmall:
 
 
 def test_a_pool_says_how_many_of_its_replicas_ran() -> None:
-    """Of three small replicas one always, the second paid for about 10 s."""
+    """One of three small replicas is paid for always, the second paid for about 10 s."""
     pools = {"large": {"batch": 64}, "small": {"replicas": 3}}
     scaling = {"tick": 10, "start_seconds": 0, "down_after": 0}
     run = simulate("orca", "open_loop", requests=200, rate=4, pools=pools, autoscale=TwoSmall(), scaling=scaling)

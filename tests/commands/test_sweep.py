@@ -61,7 +61,7 @@ def test_a_sweep_says_how_far_it_is_and_what_is_left(seconds: float, done: int, 
 
 
 def test_the_lines_of_a_sweep_name_what_varies(tmp_path: Path) -> None:
-    """Of four runs, then of a run with all kinds of values beside one that shares its batch."""
+    """Four runs, then a run with all kinds of values beside one that shares its batch."""
     overrides = ["policy=orca,sarathi", "chunk=128,256", "batch=8", "backend=sim"]
     with chdir(tmp_path):
         sweep = compose_sweep(*overrides, "sweep=s")
@@ -101,7 +101,7 @@ def test_a_policy_that_does_not_read_the_common_chunk_is_named_with_its_own(tmp_
     done = command("run", "-m", "sweep=v", "policy=sarathi,sized.Own(budget=128)", *chunk, *keys, cwd=tmp_path)
     assert "not read" not in done.stdout and "Own(budget=128)" in done.stdout, "equal all the same"
     done = command("run", "-m", "sweep=u", "policy=sarathi,sized.Own", "backend=sim", *keys, cwd=tmp_path)
-    assert "not read" not in done.stdout and "Own  " in done.stdout, "nobody asked for equal chunks"
+    assert "not read" not in done.stdout and "Own  " in done.stdout, "equal chunks were not asked for"
 
 
 def test_a_sweep_names_the_runs_of_other_settings_in_its_folder(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Blocks:
 
 
 def test_a_machine_that_starts_again_finds_nothing_in_host_memory_either() -> None:
-    """Of four blocks two hold "ab" and "abcd"; "xyXY" takes all, so that the first two are in host memory, and clearing sends no others there."""
+    """Two of four blocks hold "ab" and "abcd"; "xyXY" takes all, so that the first two are in host memory, and clearing sends no others there."""
     pool = PrefixPool(4, 2, 8, 100, LRU(), 10)
     for row, text in enumerate(("abcd", "xyXYzwZW")):
         admit(pool, row, text)

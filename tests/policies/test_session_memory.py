@@ -27,7 +27,7 @@ def num_entries(part: Any) -> int:
 
 
 def sessions(number: int) -> list[Session]:
-    """Of two turns each, one session after another."""
+    """Sessions of two turns, one after another."""
     return [
         Session(f"S{place}", [Turn(4, 2, pause=8.0 * place, extra={"tool": "a"}), Turn(4, 2, (0,), 1.0, 0)])
         for place in range(number)

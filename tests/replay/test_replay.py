@@ -231,7 +231,7 @@ class ToldLRU(LRU):
 
 
 def test_an_eviction_is_told_the_same_again() -> None:
-    """Of a policy that gives up the sessions of the requests that it preempts."""
+    """The policy gives up the sessions of the requests that it preempts."""
 
     class GivesUp(SarathiServe):
         def plan(self, view: View) -> Plan:

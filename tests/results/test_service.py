@@ -236,7 +236,7 @@ def test_goodput_counts_objectives_as_attainment_does(run: dict[str, float], own
 
 
 def test_objectives_are_named_where_all_requests_share_them() -> None:
-    """Of tiers, those of each; requests without objectives have those of the run, or do not count."""
+    """Each tier has its own; requests without objectives have those of the run, or do not count."""
     fast, slow, run = SLO(ttft=0.5, tbt=0.05), SLO(total=20.0), Objectives(ttft=2.0, tpot=0.1)
     gold = asked_of(make_record(), r0=("gold", fast), r1=("gold", fast))
     assert stated_objectives(gold, Objectives()) == dict.fromkeys(("", "gold"), "TTFT 0.5 s, every gap 0.05 s")

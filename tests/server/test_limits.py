@@ -133,7 +133,7 @@ def test_settings_that_a_server_has_not_are_refused(tmp_path: Path, argument: st
 
 @pytest.mark.parametrize("given", ["api_key=", "api_key=1e5", "api_key=123_456", "api_key=true", "bind="])
 def test_a_key_or_address_is_as_it_was_written_and_not_empty(given: str) -> None:
-    """Without a key anybody may ask, and without an address on all interfaces: a variable of the shell may be unset. Numbers would be written anew."""
+    """An empty key would let anyone in, and an empty address would open all interfaces: a variable of the shell may be unset. The text of a number may differ from what was given."""
     key = given.partition("=")[0]
     with pytest.raises(CbatchError, match="^api_key: give a text" if key == "api_key" else "^bind=.*: give "):
         read_server_settings(compose("policy=orca", "backend=sim", given, name="server"))
