@@ -222,7 +222,13 @@ def one_line(refusal: ValidationError, prefix: str, kind: Any = None) -> str:
         plain = _plain(kind)
         names = ", ".join(f"{name}: ..." for name in _hints(plain)) if is_dataclass(plain) else "NAME: {...}"
         return f"{key}={shorten(first['input'])}: give {key}={{{names}}}, or some of these keys"
-    return f"{key}={shorten(first['input'])}: {first['msg']}" if key else first["msg"]
+    given = repr(first["input"]) if kind and _is_quoted(first["input"]) else first["input"]
+    return f"{key}={shorten(given)}: {first['msg']}" if key else first["msg"]
+
+
+def _is_quoted(value: object) -> bool:
+    """Returns whether a value is a text that looks like a number or a switch."""
+    return isinstance(value, str) and re.fullmatch(r"(?i)[-+\d.e]*\d|true|false|null", value) is not None
 
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")

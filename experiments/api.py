@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
+from numbers import Integral
 from os import PathLike, fspath
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -260,9 +261,11 @@ def _replicate(
     policy: Policy | str, workload: Workload | str, seeds: int, output: Folder | None, keys: Mapping[str, Any]
 ) -> Iterator[Result]:
     """Serves a simulation once for each seed."""
-    if seeds < 1:
-        raise ConfigError(f"seeds={seeds}: give a whole number, at least 1")
-    for seed in range(first := keys.get("seed", 0), first + seeds):
+    first = keys.get("seed", 0)
+    for key, value, least in (("seeds", seeds, 1), ("seed", first, 0)):
+        if not isinstance(value, Integral) or value < least:
+            raise ConfigError(f"{key}={value!r}: give a whole number, at least {least}")
+    for seed in range(first, first + seeds):
         folder = None if output is None else Path(output) / f"seed={seed}"
         yield _serve(policy, workload, folder, {"backend": "sim"}, {**keys, "seed": seed})
 

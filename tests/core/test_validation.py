@@ -83,7 +83,7 @@ class File:
         ({}, "part: is missing; give part=..."),
         ({"part": 3}, "part=3: give part={size: ..., seconds: ...}"),
         ({"part": {"size": 1}, "seconds": True}, "seconds=True: give a number"),
-        ({"part": {"size": 1}, "seconds": "2"}, "seconds=2: give a number"),
+        ({"part": {"size": 1}, "seconds": "2"}, "seconds='2': give a number"),
         ({"part": {"size": 1}, "counts": [1, True]}, "counts[1]=True: give a whole number"),
         ({"part": {"size": 1}, "counts": [2.5]}, "counts[0]=2.5: give a whole number"),
         ({"part": {}}, "part.size: is missing; give part.size=..."),
