@@ -157,14 +157,15 @@ def drop_repeats(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[Omitted]]:
 
 
 def find_unfinished(root: Path) -> list[Omitted]:
-    """Returns the runs in and below a folder that have no results: failed, killed, or still running."""
+    """Returns the runs in and below a folder that have no readable results: failed, killed, still running, or damaged."""
     reasons: dict[Path, str] = {}
     for file in sorted(root.rglob(ERRORS)):
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         reasons |= {file.parent / name: error for name, _, error in (line.partition(": ") for line in lines)}
     for folder in sorted(path.parent for path in root.rglob(CONFIG)):
         state = read_state(folder)
-        reasons.setdefault(folder, state.get("error", "is running, or was killed") if state else "did not finish")
+        lost = f"{SUMMARY} is damaged; run it again" if (folder / SUMMARY).exists() else "did not finish"
+        reasons.setdefault(folder, state.get("error", "is running, or was killed") if state else lost)
     return [Omitted(path.name, why) for path, why in reasons.items() if read_summary(path) is None]
 
 

@@ -242,17 +242,21 @@ def test_the_reasons_are_listed_with_the_names() -> None:
 
 
 def test_unfinished_runs_are_named_with_the_reason(tmp_path: Path) -> None:
-    """Failed before or after its folder was made, still running or killed, without a report, and run again since."""
+    """Failed before or after its folder was made, still running or killed, without a report, unreadable, and run again since."""
     write_run(tmp_path / "whole")
     for name, report in {"failed": {"error": "no memory"}, "running": {"status": "begun"}, "lost": None}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").touch()
         if report is not None:
             (tmp_path / name / UNFINISHED).write_text(json.dumps(report))
+    (tmp_path / "damaged").mkdir()
+    for name, text in {"config.yaml": "", "summary.json": "garbage"}.items():
+        (tmp_path / "damaged" / name).write_text(text)
     (tmp_path / "errors.log").write_bytes(b"chunk=0: chunk=0: give 1 or more\nwhole: failed\nx: p\xe9 is no path\n")
     assert find_unfinished(tmp_path) == [
         Omitted("chunk=0", "chunk=0: give 1 or more"),
         Omitted("x", "p\ufffd is no path"),
+        Omitted("damaged", "summary.json is damaged; run it again"),
         Omitted("failed", "no memory"),
         Omitted("lost", "did not finish"),
         Omitted("running", "is running, or was killed"),
