@@ -224,15 +224,16 @@ def _pools(about: About) -> Iterable[About]:
     return pools.values()
 
 
-def tail_text(counted: Iterable[Sequence[int]]) -> str:
+def tail_text(counted: Iterable[Sequence[int]], part: str = "") -> str:
     """Says if the P99 of a run, or of a part of it, rests on few requests, with fewer than `FEWEST_IN_TAIL` or none of them beyond it.
 
     counted: counted requests of each, for each group of runs that share a table's row, a point or a side of a comparison.
+    part: the part of a run that they are, such as "in pool p ".
     """
     fewest, remedy = min(chain.from_iterable(counted), default=100 * FEWEST_IN_TAIL), f"serve {100 * FEWEST_IN_TAIL:,}"
     if fewest >= 100 * FEWEST_IN_TAIL:
         return ""
     if fewest < 100:
         return f"a P99 of {fewest} request{'s' * (fewest != 1)} is nearly the maximum; serve more requests"
-    beyond = f"only {fewest // 100} of {fewest} {'lies' if fewest < 200 else 'lie'} beyond"
+    beyond = f"{part}only {fewest // 100} of {fewest} {'lies' if fewest < 200 else 'lie'} beyond"
     return f"P99s over requests are unreliable: {beyond}; {remedy} or more"

@@ -24,20 +24,21 @@ def run_text(summary: Summary) -> str:
     about, counted = summary["about"], summary["run"]["counted_requests"]
     title = "\n".join([title_of(about), *notes_of([about])])
     figures = tabulate(_figures(summary), tablefmt="plain", disable_numparse=True)
-    tables, shares = [_latencies("", summary, counted)], [counted]
+    tables, shares = [_latencies("", summary, counted)], {"": counted}
     for pool, part in summary.get("pools", {}).items():
         if 0 < (number := part["counted_requests"]) < counted:  # a pool that ends all has the run's latencies
             tables.append(_latencies(f"pool {pool}: ", part, number))
-            shares.append(number)
+            shares[f"in pool {pool} "] = number
     if sessions := summary.get("sessions"):
         by_turn = sessions["ttft_seconds"].items()
-        shares += [of["turns"] for _, of in by_turn]
+        shares |= {f"in turn{'s' * ('-' in turn)} {turn} ": of["turns"] for turn, of in by_turn}
         rows = [[f"{turn} ({of['turns']:,} requests)", *_ranks(of, of["turns"])] for turn, of in by_turn]
         tables.append(("time to first token of turns [s]", rows))
     aligned = ("left", *["right"] * len(_RANKS))
     texts = [tabulate(rows, [head, *_RANKS], colalign=aligned, disable_numparse=True) for head, rows in tables if rows]
-    with_p99 = [number for number in shares if number >= 100]
-    return "\n\n".join(filter(None, [title, figures, *texts, tail_text([with_p99])]))
+    with_p99 = [(number, part) for part, number in shares.items() if number >= 100]
+    tail = tail_text([[number for number, _ in with_p99]], min(with_p99, default=(0, ""))[1])
+    return "\n\n".join(filter(None, [title, figures, *texts, tail]))
 
 
 def _latencies(whose: str, figures: Summary, counted: int) -> tuple[str, list[list[str]]]:
