@@ -23,7 +23,6 @@ from typing import Any
 import yaml
 
 from cbatch import BatchShape, ConfigError, CostFunction, Policy
-from cbatch.described import text_of
 from cbatch.model.topology import Topology
 from cbatch.sim import ProfileCost
 from cbatch.sim.profile_file import profile_names
@@ -191,9 +190,9 @@ def _check(*texts: str) -> None:
     if texts:
         os.environ[VARIABLE] = texts[0] if len(texts) == 1 else shlex.join(texts)
     with variable() as overrides:
-        adapter = make_adapter(overrides, records=False)
+        adapter, policy = make_adapter(overrides, records=False), _compose(overrides)[2].policy
     batch = "vLLM's batch" if adapter.batch is None else f"batch={adapter.batch}"
-    print(f"{VARIABLE} can be used: {text_of(adapter.policy)}, {batch}, vllm.mode={adapter.mode}")
+    print(f"{VARIABLE} can be used: {policy}, {batch}, vllm.mode={adapter.mode}")
 
 
 if __name__ == "__main__":
