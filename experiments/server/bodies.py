@@ -38,7 +38,7 @@ def _listed(value: Any) -> Any:
 
 
 _Text = Annotated[str, Field(min_length=1)]
-_Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+_Ids = Annotated[list[int], Field(min_length=1)]
 _Label = Annotated[str, Field(max_length=512, pattern=r"^[^\p{C}]*$"), Give("at most 512 printable characters")]
 
 

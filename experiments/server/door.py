@@ -100,8 +100,11 @@ class Door:
             raise HTTPException(404, f"model={shorten(body.model)}: is not served; give {spec.name}")
         is_slow = len(content) > 4096  # bytes; slow texts are tokenized outside the event loop
         prompts = await asyncio.to_thread(body.encode, self._vocabulary) if is_slow else body.encode(self._vocabulary)
-        if not all(ids and max(ids) < spec.vocab_size for ids in prompts):
-            raise ConfigError("prompt: is empty, or has a token outside the model's vocabulary")
+        if not all(prompts):
+            raise ConfigError("prompt: is empty; give a text or token ids")
+        for token in (end for ids in prompts for end in (min(ids), max(ids))):
+            if not 0 <= token < spec.vocab_size:
+                raise ConfigError(f"prompt: no token {shorten(token)}; give ids from 0 to {spec.vocab_size - 1}")
         if (number := len(prompts) * body.n) > keys.max_open:
             problem = f"{number} answers at once exceed the server's max_open={keys.max_open}"
             raise ConfigError(f"n={body.n}: {problem}; lower n, or send fewer prompts")
