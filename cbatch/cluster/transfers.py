@@ -1,7 +1,7 @@
 """Requests that one replica prefills and another decodes: their states, and the transfers between the two.
 
 pull    arrival -> prefill -> held there | the decoder has room: blocks reserved -> transfer -> waits -> decode
-push    arrival | the decoder has room: blocks reserved -> prefill, sent layer by layer -> rest of the transfer -> waits -> decode
+push    arrival | the decoder has room: blocks reserved -> prefill, sent by chunk or layer -> rest of the transfer -> waits -> decode
 
 The router chooses both replicas: the second when the prompt has been computed, or at the arrival with `push`. Events of one time happen in
 the order of transfers that end, prefills that end, clients that leave, arrivals, turns; among equal ones the lower replica, then the lower id, comes first.
@@ -51,7 +51,7 @@ class Moves:
     block_bytes: of a KV block, all layers. gpus: of a replica, each of which sends an equal part of the bytes beside the others.
     link: seconds of a GPU's send against its bytes; the seconds of 0 bytes are its latency.
     delay: seconds by which such a send lengthens the sender's iterations, against its bytes; None: not at all.
-    push: whether a decoder reserves blocks before the prefill begins. layers: sent as they are computed, with `push`; 1: all at the end.
+    push: whether a decoder reserves blocks before the prefill begins. layers: sent as they are computed, with `push`; 1: full blocks, once an iteration has computed them.
     lease: seconds for which blocks are held for a decoder that has not begun to read them. fair: see `Link`.
     connect: of two executors, where tokens are real: from the first to the second. Any thread begins copies.
     """
@@ -86,7 +86,9 @@ class Transfers:
         self._under_way: dict[int, Transfer] = {}
         self._moved: dict[int, tuple[int, Moved]] = {}  # by id, with the replica that holds it
         self._copies: dict[int, int] = {}  # `Route.copy` by id
-        self._began: dict[int, float] = {}  # by id: when the prefill did, where layers are sent as computed
+        self._pushed: dict[
+            int, tuple[float, int]
+        ] = {}  # since when a prompt is sent; its tokens before the newest chunk
         # a heap: when, kind; then receiver and sender of a link, or the prefiller, id and request. Some are out of date
         self._events: list[tuple[float, int, int, int, Request | None]] = []
         for replica, engine in enumerate(engines):
@@ -96,8 +98,8 @@ class Transfers:
             engine.inbox.read = partial(self._read, replica)
             engine.inbox.drop = partial(self._drop, replica)
             engine.inbox.on_kept, engine.inbox.take_back = self._on_kept, partial(self._take_back, replica)
-            if moves.push and moves.layers > 1:
-                engine.on_absorbed = partial(self._note_begin, replica)
+            if moves.push:
+                engine.on_absorbed = partial(self._note_chunks, replica)
 
     def send(self, request: Request, route: Route, now: float) -> None:
         """Takes a request that arrives. A decoder of -1 is chosen once the prompt has been computed."""
@@ -184,7 +186,7 @@ class Transfers:
     def ended(self, request: Request, replica: int) -> None:
         """Forgets a request that has ended in a replica."""
         prefiller, decoder = self._route.pop(request.id, (-1, -1))
-        self._began.pop(request.id, None)
+        self._pushed.pop(request.id, None)
         if (sender := self._copies.pop(request.id, None)) is not None:
             self._poke(sender, self._engines[replica].now())
         if request.id not in self._under_way:
@@ -226,10 +228,16 @@ class Transfers:
         num_bytes, latency = number * self._moves.block_bytes, link_seconds.at(0)
         of_gpu = num_bytes / self._moves.gpus
         work, hidden = max(link_seconds.at(of_gpu) - latency, 0.0) if number else 0.0, 0.0
-        if id_ in self._began:
-            share = 1 - 1 / self._moves.layers
-            hidden = link.hide(moved.at - (moved.at - self._began[id_]) * share, moved.at, work * share)
-        tokens = number * self._engines[receiver].state.pool.block_size
+        block_size = self._engines[receiver].state.pool.block_size
+        if number and id_ in self._pushed:
+            since, before = self._pushed[id_]
+            if self._moves.layers > 1:
+                share = 1 - 1 / self._moves.layers
+                since = moved.at - (moved.at - since) * share
+            else:
+                share = max(before // block_size - loading.num_found, 0) / number
+            hidden = link.hide(since, moved.at, work * share)
+        tokens = number * block_size
         share_hidden = hidden / work if work else 0.0
         if number and self._moves.delay is not None:
             executor: Any = self._engines[sender].executor
@@ -257,7 +265,7 @@ class Transfers:
 
     def _take_back(self, decoder: int, request: Request) -> None:
         """Frees the blocks kept for a request, all of which is then sent after its prefill."""
-        self._began.pop(request.id, None)
+        self._pushed.pop(request.id, None)
         self._engines[decoder].inbox.forget(request)
         self._poke(decoder, self._engines[decoder].now())
 
@@ -271,11 +279,12 @@ class Transfers:
         self._engines[replica].poke(now)
         self._schedule(replica)
 
-    def _note_begin(self, replica: int, step: Step) -> None:
-        """Notes when the first iteration began that computed tokens of a request for another replica."""
+    def _note_chunks(self, replica: int, step: Step) -> None:
+        """Notes since when prompts for other replicas are sent, and how many of their tokens an iteration found computed."""
         if step.num_batch_tokens > step.num_decode_tokens:
-            started = self._engines[replica].record.steps[-1].started
-            for request in step.requests:
+            record = self._engines[replica].record.steps[-1]
+            begun = record.started if self._moves.layers > 1 else record.ended
+            for request, start in zip(step.requests, step.start.tolist(), strict=True):
                 prefiller, decoder = self._route.get(request.id, (-1, -1))
                 if prefiller == replica and request.id in self._engines[decoder].inbox.kept:
-                    self._began.setdefault(request.id, started)
+                    self._pushed[request.id] = self._pushed.get(request.id, (begun, 0))[0], start

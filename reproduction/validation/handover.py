@@ -1,6 +1,7 @@
 """The way of a request from the GPU of its prefill to that of its decodes, by how its KV cache is sent: served on two GPUs, and simulated.
 
     python -m reproduction.validation handover hardware=h200     # on two GPUs
+    python -m reproduction.validation handover measured=reproduction/results/h200-x2/handover.json   # simulates its runs again
 
 pull: after the prefill. push: after each chunk of the prompt, beside the next chunk. layers: by each layer, as it computes.
 """
@@ -21,6 +22,7 @@ from experiments.setup.servers import equal_requests
 from experiments.store.provenance import write_benchmark
 from reproduction import RESULTS, VALIDATION
 from reproduction.validation.apart import SETUP, laid_out, server_of
+from reproduction.validation.stored import served_before
 
 LOADS = {
     "2,000 alone": (2000, 2000, 8, 0.3),
@@ -66,21 +68,27 @@ def _figures(record: RunRecord) -> dict[str, float]:
     return {name: 1e3 * float(np.median(seconds)) for name, seconds in ms.items()} | {"hidden share": hidden}
 
 
-def main(hardware: str = "h200", folder: str = RESULTS) -> None:
-    """Serves and simulates, prints and writes handover.json, after each load too."""
-    real = server_of("backend=cuda", hardware=[hardware] * 2)
+def main(hardware: str = "h200", measured: str = "", folder: str = RESULTS) -> None:
+    """Serves and simulates, prints and writes handover.json, after each load too. measured: such a file, simulated again; needs no GPU."""
     simulated = server_of("backend=sim", "backend.host_seconds=auto", hardware=[hardware] * 2)
-    for layout in LAYOUTS:  # compiles what the first run would compile
-        laid_out(real, layout).engine(compose_run(*SETUP.split()).policy(), equal_requests(8, 900, 16, 32000)).run()
-    rows: list[dict[str, Any]] = []
-    device, about = f"{hardware_name('cuda')} x2", {"profile": hardware, "runs": rows}
-    for (load, chunk), layout in product(CASES, LAYOUTS):
-        row: dict[str, Any] = {"prompts": load, "chunk": chunk, "layout": layout}
-        row |= {"measured": figures(real, load, layout, chunk), "simulated": figures(simulated, load, layout, chunk)}
-        rows.append(row)
+    about: dict[str, Any] = {}
+    if measured:
+        kept, about = served_before(measured)
+        rows, device = kept["runs"], kept["hardware"]
+    else:
+        rows = [{"prompts": load, "chunk": chunk, "layout": each} for (load, chunk), each in product(CASES, LAYOUTS)]
+        device, real = f"{hardware_name('cuda')} x2", server_of("backend=cuda", hardware=[hardware] * 2)
+        for layout in LAYOUTS:  # compiles what the first run would compile
+            laid_out(real, layout).engine(compose_run(*SETUP.split()).policy(), equal_requests(8, 900, 16, 32000)).run()
+    for number, row in enumerate(rows, 1):
+        case = row["prompts"], row["layout"], row["chunk"]
+        if not measured:
+            row["measured"] = figures(real, *case)
+        row["simulated"] = figures(simulated, *case)
         pairs = (f"{name} {row['measured'][name]:.2f} ({value:.2f})" for name, value in row["simulated"].items())
-        print(f"prompts of {load}, chunks of {chunk}, {layout}: {', '.join(pairs)}", flush=True)
-        path = write_benchmark("handover", device, about, folder, VALIDATION)
+        print(f"prompts of {case[0]}, chunks of {case[2]}, {case[1]}: {', '.join(pairs)}", flush=True)
+        content = {**about, "profile": hardware, "runs": rows if measured else rows[:number]}
+        path = write_benchmark("handover", device, content, folder, VALIDATION)
     print(table(rows), f"written: {path}", sep="\n")
 
 

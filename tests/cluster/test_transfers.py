@@ -52,11 +52,16 @@ class Chunks:
 
 
 def replica(
-    batch: int = 8, max_tokens: int = 64, num_blocks: int = 100, asynchronous: bool = False, policy: Any = None
+    batch: int = 8,
+    max_tokens: int = 64,
+    num_blocks: int = 100,
+    asynchronous: bool = False,
+    policy: Any = None,
+    block_size: int = 1,
 ) -> Engine:
-    """Tokens and blocks are the same; an iteration takes a second."""
+    """An iteration takes a second."""
     limits = Limits(batch, max_tokens, 64)
-    parts = SimExecutor(UnitCost()), limits, UnitCost(), KVSize(num_blocks, 1), asynchronous
+    parts = SimExecutor(UnitCost()), limits, UnitCost(), KVSize(num_blocks, block_size), asynchronous
     return Server(*parts, prefix_cache=LRU()).engine(policy or Whole())
 
 
@@ -182,6 +187,16 @@ def test_hidden_layers_of_a_prompt_in_chunks(on_turn: Any) -> None:
     cluster.attach(Listed(requests))
     cluster.run(on_turn)
     assert [transfer.hidden for transfer in cluster.record.transfers] == [3 / 8] * 3
+
+
+@pytest.mark.parametrize(("seconds", "block_size", "hidden"), [(0.5, 1, 3 / 8), (0.1, 1, 12 / 16), (0.1, 8, 1 / 2)])
+def test_pushed_chunks_are_sent_while_the_next_are_computed(seconds: float, block_size: int, hidden: float) -> None:
+    """Of four chunks of 4 tokens, a second each, the full blocks of three have 3 s: of 8 s three are hidden, of 1.6 s those blocks."""
+    engines = [replica(max_tokens=4, policy=Chunks(), block_size=block_size), replica(block_size=block_size)]
+    moves = Moves(block_size, Affine(0.0, seconds), push=True)
+    (transfer,) = serve(engines, [Request(0, 16, 2)], moves).record.transfers
+    assert (transfer.num_tokens, transfer.hidden) == (16, pytest.approx(hidden))
+    assert transfer.ended - transfer.started == pytest.approx(16 * seconds * (1 - hidden))
 
 
 def test_blocks_at_the_decoder_are_not_sent() -> None:
