@@ -191,7 +191,7 @@ def test_hidden_layers_of_a_prompt_in_chunks(on_turn: Any) -> None:
 
 @pytest.mark.parametrize(("seconds", "block_size", "hidden"), [(0.5, 1, 3 / 8), (0.1, 1, 12 / 16), (0.1, 8, 1 / 2)])
 def test_pushed_chunks_are_sent_while_the_next_are_computed(seconds: float, block_size: int, hidden: float) -> None:
-    """Of four chunks of 4 tokens, a second each, the full blocks of three have 3 s: of 8 s three are hidden, of 1.6 s those blocks."""
+    """Four chunks of 4 tokens take a second each: the full blocks of the first three have 3 s, so that 3 s of 8 are hidden, or these blocks of 1.6 s."""
     engines = [replica(max_tokens=4, policy=Chunks(), block_size=block_size), replica(block_size=block_size)]
     moves = Moves(block_size, Affine(0.0, seconds), push=True)
     (transfer,) = serve(engines, [Request(0, 16, 2)], moves).record.transfers
