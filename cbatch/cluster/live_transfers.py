@@ -130,9 +130,8 @@ class LiveTransfers:
         return self._prefiller_of.get(request.id) == replica
 
     def _leave(self, replica: int, request: Request) -> None:
-        self.replicas[replica].left(
-            Prefilled(request, replica, self._engines[replica].give(request, self._moves.lease))
-        )
+        moved = self._engines[replica].give(request, self._moves.lease)
+        self.replicas[replica].left(Prefilled(request, replica, moved))
 
     def _look_again(self, now: float) -> None:
         """Wakes the replicas: a lease of a request that waits for room may be over."""

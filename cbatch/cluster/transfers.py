@@ -86,9 +86,8 @@ class Transfers:
         self._under_way: dict[int, Transfer] = {}
         self._moved: dict[int, tuple[int, Moved]] = {}  # by id, with the replica that holds it
         self._copies: dict[int, int] = {}  # `Route.copy` by id
-        self._pushed: dict[
-            int, tuple[float, int]
-        ] = {}  # since when a prompt is sent; its tokens before the newest chunk
+        # by id: since when its prompt is sent, and its tokens before the newest chunk
+        self._pushed: dict[int, tuple[float, int]] = {}
         # a heap: when, kind; then receiver and sender of a link, or the prefiller, id and request. Some are out of date
         self._events: list[tuple[float, int, int, int, Request | None]] = []
         for replica, engine in enumerate(engines):

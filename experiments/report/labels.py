@@ -240,9 +240,7 @@ def is_baseline(runs: pd.DataFrame, text: str) -> "pd.Series[bool]":
     policies = runs["policy"].str.partition("(")[0]
     written = runs.get("written", runs["policy"])  # with the arguments that all lines of a plot share
     abouts = [summary["about"] for summary in runs["summary"]]
-    texts = [
-        [f"policy={about['policy']}", *about["overrides"]] for about in abouts
-    ]  # as titles or progress lines name it
+    texts = [[f"policy={about['policy']}", *about["overrides"]] for about in abouts]  # as titles or progress lines say
     given = pd.Series([f"policy={text}" in [name.replace("'", "") for name in names] for names in texts], runs.index)
     named = (runs["label"] == text) | (runs["policy"] == text) | (policies == text) | (written == text) | given
     if not named.any():
