@@ -51,7 +51,8 @@ class ReplicaView:
     pool: name of its pool. num_blocks, block_size: size of its KV cache. max_tokens: of the longest request that it can serve.
     at: seconds; when the newest report that has reached the router was posted, 0 before the first.
     num_free: free KV blocks. limits: of its iterations. cost: predicts the seconds of iterations there, as for policies.
-    price: US dollars per hour of its GPUs; None: unknown. phase: of its life. role: see `Role`.
+    price: US dollars per hour of its GPUs; None: unknown. role: see `Role`.
+    life: number of its life, which no other replica or life has; a new one begins with an empty cache. phase: of its life.
     num_ended, ended_prompt_tokens, ended_output_tokens: of the requests that have ended there.
     follows_cache: whether the router has asked what is cached; reports name the changes from then on.
     """
@@ -74,7 +75,7 @@ class ReplicaView:
         self.at, self.num_free = 0.0, num_blocks
         self._posted: deque[Report] = deque()  # and not read yet
         self.news: list[tuple[float, int]] = []  # of the cluster's view: when and where a report was posted, a heap
-        self.index = 0  # in the cluster's view
+        self.index = self.life = 0  # the index in the cluster's view
         self._sent: dict[int, tuple[Request, int]] = {}  # unfinished, with the tokens found in the cache when sent
         self._longest = 0  # tokens of `_sent`, at their longest lengths
         self._report = Report(0.0, np.zeros(0, np.int64), np.zeros(0, np.int64), 0, num_blocks)
@@ -246,10 +247,12 @@ class ClusterView(Sequence[ReplicaView]):
         self._bound: dict[int, int] = {}  # the decoder of each request that is to come to it, by id
         self._ready: dict[Role, tuple[list[int], int]] = {}  # by stage, with the longest that all serve
         for index, replica in enumerate(replicas):
-            replica.news, replica.index = self._news, index
+            replica.news, replica.index, replica.life = self._news, index, index
 
     def set_phase(self, index: int, phase: Phase) -> None:
         self._replicas[index].phase, self._ready = phase, {}
+        if phase is Phase.STARTING:
+            self._replicas[index].life += len(self)
 
     def __getitem__(self, index: int) -> ReplicaView:  # type: ignore[override]
         return self._replicas[index]
@@ -261,10 +264,7 @@ class ClusterView(Sequence[ReplicaView]):
         return iter(self._replicas)
 
     def fitting(self, request: Request, stage: Role | None = None) -> list[int]:
-        """Returns the indices of the replicas that are ready, have a role for the stage, and can serve the request.
-
-        stage: default the present one.
-        """
+        """Returns the indices of the replicas that are ready, have a role for the stage (default: the present one), and can serve the request."""
         replicas, stage = self._replicas, stage or self.stage
         if stage not in self._ready:
             roles = Role.BOTH, stage

@@ -38,7 +38,7 @@ class CacheAware:
         self._trimmed_at = 0.0
 
     def choose(self, request: Request, view: ClusterView) -> int:
-        self._trees += (SentPrefixes() for _ in range(len(self._trees), len(view)))
+        SentPrefixes.renew(self._trees, view)
         self._trim(view)
         chosen = self._choose(request, view)
         self._trees[chosen].add(view[chosen].block_hashes(request))

@@ -45,10 +45,10 @@ class LlmD:
         self._weights = dict(weights)
         self._approximate, self._ties = approximate, Ties(ties, seed)
         self._sent: list[SentPrefixes] = []
-        self._replica_of = Latest[tuple[str, str], int]()  # by stage and session
+        self._life_of = Latest[tuple[str, str], int]()  # of the replica, by stage and session
 
     def choose(self, request: Request, view: ClusterView) -> int:
-        self._sent += (SentPrefixes() for _ in range(len(self._sent), len(view)))
+        SentPrefixes.renew(self._sent, view)
         totals = dict.fromkeys(view.fitting(request), 0.0)
         for name, weight in self._weights.items():
             for index, score in zip(totals, self._score(name, [*totals], request, view), strict=True):
@@ -58,7 +58,7 @@ class LlmD:
             self._sent[chosen].add(view[chosen].block_hashes(request)[:MOST_MATCHED])
             self._sent[chosen].trim(MOST_SENT)
         if request.session is not None:
-            self._replica_of[view.stage, request.session] = chosen
+            self._life_of[view.stage, request.session] = view[chosen].life
         return chosen
 
     def _score(self, name: str, able: Sequence[int], request: Request, view: ClusterView) -> Sequence[float]:
@@ -70,7 +70,7 @@ class LlmD:
         if name in _OF_ONE:
             return [*map(_OF_ONE[name], shown)]
         if name == "session":
-            return [index == self._replica_of.get((view.stage, request.session or "")) for index in able]
+            return [each.life == self._life_of.get((view.stage, request.session or "")) for each in shown]
         return [self._prefix(index, request, view[index]) for index in able]
 
     def _prefix(self, index: int, request: Request, replica: ReplicaView) -> float:

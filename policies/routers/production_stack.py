@@ -31,7 +31,7 @@ class KVAware(SessionHash):
 
 
 class PrefixAware:
-    """The replica to which most chunks of the prompt were sent before; a partial last chunk is ignored, nothing is forgotten.
+    """The replica to which most chunks of the prompt were sent before; a partial last chunk is ignored, nothing is forgotten while the replica runs.
 
     chunk: tokens, rounded down to KV blocks. ties: `random`, the source's rule, or `first`.
     """
@@ -45,7 +45,7 @@ class PrefixAware:
         self._sent: list[SentPrefixes] = []
 
     def choose(self, request: Request, view: ClusterView) -> int:
-        self._sent += (SentPrefixes() for _ in range(len(self._sent), len(view)))
+        SentPrefixes.renew(self._sent, view)
         chunks, matched = [], dict[int, int]()  # in tokens
         for replica, sent in zip(view, self._sent, strict=True):
             blocks = max(self.chunk // replica.block_size, 1)

@@ -18,13 +18,13 @@ class SessionHash:
     depends_on = ("sessions",)
 
     def __init__(self) -> None:
-        self._sent: deque[tuple[float, int]] = deque()  # times and replicas within the window
+        self._sent: deque[tuple[float, int]] = deque()  # times and lives of replicas within the window
 
     def choose(self, request: Request, view: ClusterView) -> int:
         while self._sent and self._sent[0][0] <= view.now - WINDOW:
             self._sent.popleft()
         chosen = self._choose(request, view)
-        self._sent.append((view.now, chosen))
+        self._sent.append((view.now, view[chosen].life))
         return chosen
 
     def _choose(self, request: Request, view: ClusterView) -> int:
@@ -32,5 +32,5 @@ class SessionHash:
         if request.session is not None:
             around = ring_of(len(view)).clockwise(position_of(request.session))
             return next(index for index in around if index in able)
-        replicas = [replica for _, replica in self._sent]
-        return min(able, key=replicas.count)
+        lives = [life for _, life in self._sent]
+        return min(able, key=lambda index: lives.count(view[index].life))

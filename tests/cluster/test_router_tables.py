@@ -3,18 +3,20 @@
 import pickle
 import random
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from schedules import UnitCost
 
 from cbatch import BatchShape, KVSize, Limits, Request, Server
-from cbatch.cluster import Cluster, ReplicatedServer, RoundRobin, Router
+from cbatch.cluster import Cluster, ClusterView, ReplicatedServer, RoundRobin, Router, Scaling
 from cbatch.request import spec_of
 from cbatch.sim import SimExecutor
 from policies.evictions import LRU
 from policies.orca import Orca
-from policies.routers import ROUTERS
+from policies.routers import ROUTERS, LlmD
 
 
 class PerToken(UnitCost):
@@ -25,14 +27,15 @@ class PerToken(UnitCost):
 
 
 def serve(
-    router: Router, requests: list[Request], replicas: int = 4, staleness: float = 0.0, kv: int = 4000
+    router: Router, requests: list[Request], kv: Sequence[int] = (4000,) * 4, staleness: float = 0.0, **options: Any
 ) -> Cluster:
+    """kv: blocks of each replica."""
     cost = PerToken()
     servers = [
-        Server(SimExecutor(cost), Limits(32, 9000, 9000), cost, KVSize(kv, 16), False, prefix_cache=LRU())
-        for _ in range(replicas)
+        Server(SimExecutor(cost), Limits(32, 9000, 9000), cost, KVSize(blocks, 16), False, prefix_cache=LRU())
+        for blocks in kv
     ]
-    cluster = ReplicatedServer(servers, router, staleness=staleness).engine(Orca(), requests)
+    cluster = ReplicatedServer(servers, router, staleness=staleness, **options).engine(Orca(), requests)
     cluster.run()
     return cluster
 
@@ -107,8 +110,35 @@ def test_two_runs_are_equal(name: str) -> None:
     requests = [replace(spec_of(each), arrival_time=at) for each, at in zip(shared(60, 6, 9, 0), times, strict=True)]
 
     def run() -> tuple[object, ...]:
-        cluster = serve(ROUTERS[name](), [*map(Request.from_spec, requests)], 3, 0.05, 120)
+        cluster = serve(ROUTERS[name](), [*map(Request.from_spec, requests)], (120,) * 3, 0.05)
         ends = [(request.id, request.finished_at, request.num_cached_tokens) for request in cluster.record.requests]
         return cluster.replica_of, ends, cluster.record.steps, cluster.record.replicas
 
     assert pickle.dumps(run()) == pickle.dumps(run())
+
+
+class Pauses:
+    """A second replica, but from 8 s to 16 s."""
+
+    def wanted(self, view: ClusterView) -> int:
+        return 1 if 8 <= view.now < 16 else 2
+
+
+FOLLOWERS = {name: make for name, make in ROUTERS.items() if "prefix_cache" in getattr(make, "depends_on", ())}
+
+
+@pytest.mark.parametrize("make", [*FOLLOWERS.values(), lambda: LlmD(approximate=True)])
+def test_what_a_replica_had_before_it_started_again_does_not_count(make: Callable[[], Router]) -> None:
+    """The first prompt fits the second replica only, which drains at 8 s with the 20 blocks that the last prompt asks for, and is back
+    at 17 s without them. The first replica has 15 of them, from the prompt of 10 s: 240 of 352 tokens.
+    """
+    hashes = [(*range(20), *range(100, 120)), (*range(15), 200), (*range(20), 300, 301)]
+    requests = [
+        Request(id_, 16 * len(blocks), outputs, arrival_time=at, prefix_hashes=blocks, hash_block=16)
+        for id_, (blocks, outputs, at) in enumerate(zip(hashes, (400, 8, 8), (0.0, 10.0, 20.0), strict=True))
+    ]
+    scaling = Scaling(Pauses(), tick=8.0, start_seconds=1.0, down_after=0.0)
+    cluster = serve(make(), requests, (60, 4000), scaling=scaling)
+    assert cluster.replica_of == {0: 1, 1: 0, 2: 0}
+    assert [request.num_cached_tokens for request in requests] == [0, 0, 240]
+    assert [(life.replica, life.ready) for life in cluster.record.lives] == [(0, 0.0), (1, 0.0), (1, 17.0)]

@@ -1,13 +1,26 @@
 """Routers that know prefixes: one choice of each by hand, from its source's rule."""
 
+from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
 from shown_replicas import ASKED, Shown, letters, loads, prompt, replica
 
 from cbatch import ConfigError, Request
-from cbatch.cluster import Role, Route
-from policies.routers import CacheAware, Dynamo, KVAware, LlmD, LMetric, LoadAware, Preble, PrefixAware, ShortestTTFT
+from cbatch.cluster import Role, Route, Router
+from policies.routers import (
+    CacheAware,
+    Dynamo,
+    KVAware,
+    LlmD,
+    LMetric,
+    LoadAware,
+    Preble,
+    PrefixAware,
+    SessionHash,
+    ShortestTTFT,
+)
 from policies.shared import latest
 from policies.shared.sent_prefixes import SentPrefixes
 
@@ -28,7 +41,7 @@ from policies.shared.sent_prefixes import SentPrefixes
 )
 def test_cache_aware(left: int, right: int, matched: int, fallback: str, chosen: int) -> None:
     router = CacheAware(0.5, 32, 1.1, fallback)
-    router._trees = [SentPrefixes(), SentPrefixes()]
+    router._trees = [SentPrefixes(0), SentPrefixes(1)]
     for tree, number, size in zip(router._trees, (matched, 1), (100, 50), strict=True):
         tree.add(letters(ASKED)[:number])
         tree.add([f"other {index}" for index in range(size - number)])
@@ -165,7 +178,32 @@ def test_llm_d_forgets_the_session_that_came_longest_ago(monkeypatch: pytest.Mon
     router, view = LlmD({"session": 1.0}), loads(0, 0)
     for session in "abac":
         router.choose(prompt("a", session=session), view)
-    assert [session for _, session in router._replica_of] == ["a", "c"]
+    assert [session for _, session in router._life_of] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("make", "session"),
+    [
+        (lambda: CacheAware(fallback="tree"), None),
+        (Preble, None),
+        (SessionHash, None),
+        (lambda: LlmD({"queue": 0.5, "session": 1.0}, ties="first"), "s"),
+        (lambda: LlmD({"queue": 0.5, "prefix": 1.0}, approximate=True, ties="first"), None),
+    ],
+)
+def test_replicas_that_have_started_again_are_others(make: Callable[[], Router], session: str | None) -> None:
+    """A router chooses from them as one that has sent nothing yet. Until then the first replica had the longer queue."""
+    router, view, again = make(), loads(0, 0), loads(0, 0)
+    view[0].num_waiting = 1
+    prompts = [prompt(letter * number, session=session) for letter, number in (("a", 20), ("b", 30), ("c", 40))]
+    for asked in prompts:
+        router.choose(asked, view)
+    fresh, known = make(), deepcopy(router)
+    expected = [fresh.choose(asked, again) for asked in reversed(prompts)]
+    assert [known.choose(asked, again) for asked in reversed(prompts)] != expected
+    for each in again:
+        each.life += 2
+    assert [router.choose(asked, again) for asked in reversed(prompts)] == expected
 
 
 def test_llm_d_approximates_by_what_it_sent() -> None:
@@ -197,7 +235,7 @@ def test_production_stack_follows_long_matches(cached: tuple[int, ...], chosen: 
 def test_production_stack_matches_whole_chunks() -> None:
     """Chunks of 4 letters: abcdxyz matches 1 of abcdefgh's chunks, abcx none."""
     router, view = PrefixAware(4, "first"), loads(0, 0)
-    router._sent = [SentPrefixes(), SentPrefixes()]
+    router._sent = [SentPrefixes(0), SentPrefixes(1)]
     router._sent[1].add(letters(prompt("abcdefgh"))[3::4])
     assert router.choose(prompt("abcx"), view) == 0
     assert router.choose(prompt("abcdxyz"), view) == 1
@@ -245,7 +283,7 @@ def test_preble_follows_prefixes_in_blocks_of_any_size() -> None:
 def test_production_stack_counts_chunks_in_tokens() -> None:
     """Chunks of one letter and of two: three chunks of the first are fewer tokens than two of the second."""
     router, view = PrefixAware(1), unlike()
-    router._sent = [SentPrefixes(), SentPrefixes()]
+    router._sent = [SentPrefixes(0), SentPrefixes(1)]
     router._sent[0].add(letters(prompt("abc")))
     router._sent[1].add(pairs("abcd"))
     assert router.choose(prompt("abcdef"), view) == 1

@@ -21,6 +21,11 @@ COUNTERS = (
 class Shown(list[Any]):
     now, stage = 0.0, Role.PREFILL
 
+    def __init__(self, replicas: Iterable[Any]) -> None:
+        super().__init__(replicas)
+        for life, each in enumerate(self):
+            each.life = life
+
     def fitting(self, request: Request) -> list[int]:
         return list(range(len(self)))
 
