@@ -11,12 +11,12 @@ from pathlib import Path
 from pkgutil import resolve_name
 from sysconfig import get_path
 from traceback import extract_tb
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from cbatch import CbatchError, ConfigError, Eviction
 from cbatch.errors import Interruption
 from cbatch.validation import nearest, shorten
-from experiments.settings.plain_types import fits, words_of
 from policies.evictions import LRU
 
 _ROOT, _OURS = Path(__file__).parents[2], ("cbatch", "experiments", "policies")
@@ -24,6 +24,10 @@ _FRAMEWORK = (str(_ROOT / package) for package in ("cbatch", "experiments"))
 _NOT_THE_USERS = ("<frozen", *_FRAMEWORK, *map(get_path, ("stdlib", "purelib", "platlib")))
 """Path prefixes of code in Python, installed packages and this framework."""
 
+_PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", NoneType: "null"}
+"""Types of values on a command line, with their names in errors."""
+
+_LISTS, _MAPPINGS = (Sequence, list), (Mapping, dict)
 _OWN_KEYS = ("_target_", "_convert_", "_recursive_")  # Hydra's `_convert_` and `_recursive_` have no effect
 
 BY_IMPORT_PATH = ("policy", "eviction", "chunking", "predictor", "autoscale", "drafter", "drafting")
@@ -142,13 +146,53 @@ def _check_types(path: str, config: Mapping[str, Any]) -> None:
     for key, value in config.items():
         annotation = parameters[key].annotation if key in parameters else Any
         fit, words = fits(value, annotation), words_of(annotation)
-        if isinstance(value, Mapping) and fit is None:
+        if fit and isinstance(value, Mapping):
             _check_types(f"{path}.{key}", value)
         elif value is None and isclass(annotation) and annotation is not Any:
             needed = f"one; choose it with {key}=NAME" if key in PASSED_ON else words or "a value"
             raise ConfigError(f"{path}.{key}=null: {config['_target_']} needs {needed}")
-        elif fit is False:
+        elif not fit:
             raise ConfigError(f"{path}.{key}={shorten(value)}: give {words}")
+
+
+def fits(value: object, annotation: Any) -> bool:
+    """Returns whether a value may be of an annotated type: of a type that is unknown here it may."""
+    return any(_fits(value, part) for part in _parts(annotation))
+
+
+def _fits(value: object, part: Any) -> bool:
+    if isclass(part) and part in _PLAIN:  # a NaN is of no use to any parameter: all comparisons with it are false
+        return value == value and (type(value) is part or (type(value) is int and part is float))
+    if (kind := get_origin(part)) in _LISTS:
+        return isinstance(value, list) and all(fits(item, get_args(part)[0]) for item in value)
+    if kind in _MAPPINGS:
+        return isinstance(value, Mapping) and all(fits(item, get_args(part)[1]) for item in value.values())
+    return not _is_ours(part) or type(value) not in (*_PLAIN, list)
+
+
+def words_of(annotation: Any) -> str:
+    """Returns the values of an annotated type in words, for errors; empty if the type is unknown here."""
+    words = [_words(part) for part in _parts(annotation)]
+    return " or ".join(sorted(filter(None, words), key="null".__eq__))
+
+
+def _words(part: Any) -> str:
+    if isclass(part) and part in _PLAIN:
+        return _PLAIN[part]
+    if (kind := get_origin(part)) in _LISTS:
+        return f"a list, each item {item}" if (item := words_of(get_args(part)[0])) else ""
+    if kind in _MAPPINGS:
+        return f"values by name, each {item}" if (item := words_of(get_args(part)[1])) else ""
+    return f"the keys of {part.__name__}" if _is_ours(part) else ""
+
+
+def _parts(annotation: Any) -> Sequence[Any]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def _is_ours(part: Any) -> bool:
+    """Returns whether a class is built from the keys of a section, never from a plain value."""
+    return isclass(part) and part.__module__.partition(".")[0] in _OURS
 
 
 def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
