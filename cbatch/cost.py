@@ -95,5 +95,4 @@ class CostFunction:
     copy_seconds: Callable[[int, int, int], float] = lambda num_out, num_back, block_size: 0.0
 
 
-NO_COST = CostFunction(lambda shape: 0.0)
-"""The cost model for policies that do not predict."""
+NO_COST = CostFunction(lambda shape: 0.0)  # the cost model for policies that do not predict

@@ -23,8 +23,7 @@ from cbatch.request import Ints, Request
 from cbatch.request_table import ONE, ZERO, RequestTable
 from cbatch.survivals import Shares
 
-NO_DRAFT = -1
-"""In place of a draft that was not found; it is never accepted."""
+NO_DRAFT = -1  # in place of a draft that was not found; it is never accepted
 
 
 class Drafter:

@@ -18,8 +18,7 @@ from cbatch.executor import Step, Turn
 from cbatch.record import InFlight, StepRecord
 from cbatch.state import State
 
-MOST = 512
-"""Most iterations of one leap: bounds the work that is wasted if a request arrives."""
+MOST = 512  # most iterations of one leap: bounds the work that is wasted if a request arrives
 
 
 def foresee(latest: InFlight | None, state: State, num_in_flight: int, ends: bool, least_free: int) -> list[int]:

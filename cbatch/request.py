@@ -17,8 +17,7 @@ from cbatch.request_spec import SLO, RequestSpec, Sampling
 
 Ints = NDArray[np.int64]
 
-NEVER = -1
-"""Means "no row" or "in no iteration"."""
+NEVER = -1  # means "no row" or "in no iteration"
 
 
 class Status(Enum):
@@ -36,11 +35,8 @@ class FinishReason(Enum):
     CANCELLED = "cancelled"  # its client has left
 
 
-SERVED = (FinishReason.LENGTH, FinishReason.STOP)
-"""Reasons that end a request with its whole output."""
-
-WAITING = Status.WAITING
-"""Read where speed matters: looking a member up in its class takes several times as long."""
+SERVED = (FinishReason.LENGTH, FinishReason.STOP)  # reasons that end a request with its whole output
+WAITING = Status.WAITING  # read where speed matters: looking a member up in its class takes several times as long
 
 
 class RequestColumns(Protocol):

@@ -5,8 +5,7 @@ from numpy.typing import NDArray
 
 from cbatch.request import NEVER, Ints
 
-WEIGHT = 0.125
-"""Weight of the latest outcome in a request's moving means."""
+WEIGHT = 0.125  # weight of the latest outcome in a request's moving means
 
 
 class Shares:

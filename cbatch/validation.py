@@ -231,8 +231,7 @@ def _is_quoted(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch(r"(?i)[-+\d.e]*\d|true|false|null", value) is not None
 
 
-_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-"""pydantic's types of the error for an unknown key."""
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's types of the error for an unknown key
 
 
 _NO_MAPPING = ("dataclass_type", "dataclass_exact_type", "dict_type")

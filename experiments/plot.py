@@ -43,8 +43,7 @@ NAMES = {
     "schedule": "what each request does in each iteration: prefill, decode, waiting, preempted (of a small run with decisions=true)",
     "table": "metrics side by side, in Markdown",
 }
-_CURVES = ("throughput_vs_pd", "latency_vs_rate", "attainment")
-"""Plots in the module `curves`, each with a function."""
+_CURVES = ("throughput_vs_pd", "latency_vs_rate", "attainment")  # plots in the module `curves`, each with a function
 _SCALES = {"xlim", "ylim", "xscale", "yscale"}
 _UNREAD = {"heatmap": _SCALES, "table": {field.name for field in fields(Look)} - {"output", "runs"}}
 """Keys of `Look` that a plot does not read."""

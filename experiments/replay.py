@@ -33,8 +33,7 @@ from experiments.store.decisions_file import DecisionsFile, read_decisions
 from experiments.store.run_folder import CONFIG, DECISIONS, PROFILE, read_summary
 from experiments.store.sources import differences, sources_of
 
-_SHOWN = 12
-"""Most requests printed per view or plan; the others are counted."""
+_SHOWN = 12  # most requests printed per view or plan; the others are counted
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -16,11 +16,8 @@ from cbatch import Request
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.validation import Give
 
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""Tokenizers decode the bytes of an incomplete character to this character."""
-
-_MOST_HELD = 8
-"""Most tokens held back. A token has at least one byte; a character has at most 4 bytes."""
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # tokenizers decode the bytes of an incomplete character to this character
+_MOST_HELD = 8  # most tokens held back. A token has at least one byte; a character has at most 4 bytes.
 
 
 class _Part(BaseModel, extra="forbid"):

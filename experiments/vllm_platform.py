@@ -6,8 +6,7 @@ from typing import Any
 
 from vllm.platforms.interface import Platform, PlatformEnum
 
-MEMORY = 1 << 40
-"""Bytes of memory that vLLM sees at start; the executor reports the bytes available for the KV cache."""
+MEMORY = 1 << 40  # bytes of memory that vLLM sees at start; the executor reports the bytes available for the KV cache
 
 
 def register() -> str | None:

@@ -22,8 +22,7 @@ from cbatch.moves import Loading, Moved
 from cbatch.record import Transfer
 from cbatch.request import FinishReason, Request, leaves_at
 
-_LINK, _PREFILL, _LEFT = range(3)
-"""Kinds of events, in the order in which those of one time happen."""
+_LINK, _PREFILL, _LEFT = range(3)  # kinds of events, in the order in which those of one time happen
 
 
 class Copy(Protocol):
@@ -36,8 +35,7 @@ class Copy(Protocol):
         """Lets the receiver's iterations that are launched from now on wait for it. Called by the thread that launches them."""
 
 
-Copier = Callable[[Any], Copy]
-"""Begins to copy KV blocks, int32 [2, blocks], their numbers there and here."""
+Copier = Callable[[Any], Copy]  # begins to copy KV blocks, int32 [2, blocks], their numbers there and here
 
 
 class Seconds(Protocol):

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 from cbatch import calls
 from cbatch.request import Request
 
-BlockHash = Hashable
-"""A block's hash: identifies the content of a full block and of all preceding blocks."""
+BlockHash = Hashable  # a block's hash: identifies the content of a full block and of all preceding blocks
 
 
 class CachedBlock(NamedTuple):

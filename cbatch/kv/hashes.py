@@ -25,8 +25,7 @@ from cbatch.kv.prefix import PrefixPool
 from cbatch.request import Request, spec_of
 from cbatch.request_table import RequestTable
 
-SIMULATED_TOKEN = 7
-"""The token id of all simulated outputs: a prompt that contains an answer finds its blocks."""
+SIMULATED_TOKEN = 7  # the token id of all simulated outputs: a prompt that contains an answer finds its blocks
 
 
 def prompt_hashes(request: Request, block_size: int) -> Sequence[BlockHash]:

@@ -44,8 +44,7 @@ _ROPE_OPTIONS = {
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 """Number formats by their names in the header of a safetensors file."""
 
-MADE = Path("~/.cache/cbatch/SmolLM2-135M-Instruct")
-"""The folder that `make model` writes."""
+MADE = Path("~/.cache/cbatch/SmolLM2-135M-Instruct")  # the folder that `make model` writes
 
 
 def spec_from_checkpoint(path: str | Path, dtype: str | None = None) -> ModelSpec:

@@ -7,8 +7,7 @@ from cbatch.errors import ConfigError
 from cbatch.model.spec import ModelSpec, Rank
 from cbatch.validation import check, positive, whole
 
-Degree = Annotated[int, whole(1, 10_000)]
-"""The limit exceeds the size of any cluster."""
+Degree = Annotated[int, whole(1, 10_000)]  # the limit exceeds the size of any cluster
 Network = Annotated[float, positive("GB/s")] | None
 
 

@@ -20,8 +20,7 @@ from cbatch.validation import positive
 
 Floats = NDArray[np.float64]
 Figures = dict[str, float | dict[str, float]]
-StepColumns = Mapping[str, NDArray[Any]]
-"""Fields of `StepRecord` by name, [iterations] each."""
+StepColumns = Mapping[str, NDArray[Any]]  # fields of `StepRecord` by name, [iterations] each
 
 SUMMARIZED = (
     *("planned_at", "launched_at", "received_at", "done_at", "started", "ended", "num_requests"),

@@ -20,8 +20,7 @@ from cbatch.results.metrics import Entry, Floats, Served, mean
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 WINDOW_SECONDS = 60.0
 _TICKS = 20
-NO_CLIENT = "no client"
-"""Client of requests that name no client."""
+NO_CLIENT = "no client"  # client of requests that name no client
 
 
 @dataclass(frozen=True, eq=False)

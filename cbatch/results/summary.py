@@ -18,8 +18,7 @@ from cbatch.results.service import fairness, service_of
 from cbatch.results.sessions import session_figures
 from cbatch.results.utilisation import Machines, energy, energy_figures, measured_energy, utilisation
 
-Most = int | NDArray[np.int64]
-"""A limit of all iterations, or of each."""
+Most = int | NDArray[np.int64]  # a limit of all iterations, or of each
 
 
 def summarize(

@@ -85,8 +85,7 @@ class Attention(Protocol):
     Query head h reads kv head h // (heads / kv heads).
     """
 
-    name: str
-    """Name that is printed and stored with a run's results."""
+    name: str  # name that is printed and stored with a run's results
 
     def __call__(
         self, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], bounds: Extents, *, scaling: float

@@ -23,12 +23,10 @@ Array = TypeVar("Array")
 PLACEHOLDER = 0
 """Token id of an input that is carried over on the device; carry-over adds the sampled token to the placeholder."""
 
-NOT_CARRIED = 0
-"""Index in the source iteration's `sampled` of the entry that is always 0."""
+NOT_CARRIED = 0  # index in the source iteration's `sampled` of the entry that is always 0
 
 
-ANY = 2**31 - 1
-"""As many requests as there are rows."""
+ANY = 2**31 - 1  # as many requests as there are rows
 
 
 class Shape(NamedTuple):

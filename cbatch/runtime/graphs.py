@@ -24,8 +24,7 @@ from cbatch.runtime.gpu.ranks import finish
 from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.slots import RankSlot, StageSlot
 
-TOKENS_PER_CHUNK, MIN_CHUNKS = 32, 4
-"""A graph holds one chunk per 32 tokens, and at least 4 chunks."""
+TOKENS_PER_CHUNK, MIN_CHUNKS = 32, 4  # a graph holds one chunk per 32 tokens, and at least 4 chunks
 
 FEW_TOKENS = 4
 """Graphs of at most this many tokens have a separate memory pool. In the pool of mixed iterations the memory of small graphs is

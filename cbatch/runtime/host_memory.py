@@ -24,11 +24,8 @@ from cbatch.model import ModelSpec
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.streams import Event, Stream
 
-PIECE = 1 << 30
-"""Bytes of a piece of host memory: PyTorch rounds pinned memory up to a power of two."""
-
-AT_ONCE = 1 << 26
-"""Bytes of blocks that are gathered on the device before they are copied."""
+PIECE = 1 << 30  # bytes of a piece of host memory: PyTorch rounds pinned memory up to a power of two
+AT_ONCE = 1 << 26  # bytes of blocks that are gathered on the device before they are copied
 
 Pairs = Sequence[tuple[int, int]]
 

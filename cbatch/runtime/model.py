@@ -21,8 +21,7 @@ from cbatch.runtime.gpu.ranks import Steps
 from cbatch.runtime.iteration import Send, copy
 from cbatch.runtime.sampling import greedy
 
-ATTENTION_NAME = "cbatch_paged"
-"""Name of `paged_attention` in `transformers`."""
+ATTENTION_NAME = "cbatch_paged"  # name of `paged_attention` in `transformers`
 
 
 @dataclass(slots=True, eq=False)

@@ -21,8 +21,7 @@ from cbatch.limits import Limits
 from cbatch.runtime.batch import Shape, Work, host_views, pack
 from cbatch.runtime.streams import Event, Streams
 
-Devices = Sequence[Sequence[torch.device]]
-"""The device of each rank, by stage."""
+Devices = Sequence[Sequence[torch.device]]  # the device of each rank, by stage
 
 
 def make_slots(

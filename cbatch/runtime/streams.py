@@ -22,8 +22,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from cbatch.errors import CbatchError
 
-Operation = Callable[[], object]
-"""Work for a stream."""
+Operation = Callable[[], object]  # work for a stream
 
 
 class StreamError(CbatchError):

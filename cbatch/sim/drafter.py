@@ -22,8 +22,7 @@ from cbatch.request import Ints
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.draft_passes import DraftPasses
 
-CONTEXT = 512
-"""Tokens in the KV cache of each request, assumed where passes of a drafter's layers are priced."""
+CONTEXT = 512  # tokens in the KV cache of each request, assumed where passes of a drafter's layers are priced
 
 _WORDS = tuple(np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 

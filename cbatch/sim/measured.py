@@ -33,8 +33,7 @@ ByRequests = Annotated[PiecewiseLinear, TableColumns("requests")]
 Products = Annotated[PiecewiseLinear, TableColumns("tokens", positive=True)]
 AttentionGrid = Annotated[BilinearGrid, Grid("sizes", "contexts")]
 
-PARTS = ("linear", "attention", "other", "head")
-"""The parts of an iteration, as attributes of `Measured`."""
+PARTS = ("linear", "attention", "other", "head")  # the parts of an iteration, as attributes of `Measured`
 
 OF_LAYERS = ("linear", "other", "chunks", "decodes", "mixed_decodes", "alone", "exchange")
 """The tables that `MeasuredModel.measured` divides by the number of layers."""

@@ -36,8 +36,7 @@ class Pace(NamedTuple):
     settling: float
 
 
-STEADY = Pace(0.0, 0.0, 0.0)
-"""An iteration that does not depend on the clock."""
+STEADY = Pace(0.0, 0.0, 0.0)  # an iteration that does not depend on the clock
 
 
 @dataclass(frozen=True, slots=True)

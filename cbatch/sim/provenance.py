@@ -29,8 +29,7 @@ STATISTICS = ("mean", "P50", "P90", "P99", "gain")
 """Ends of the names of figures; each result states the largest error of each."""
 
 FROM = "from"
-Place = tuple[str, ...]
-"""The keys that lead to an object in a file."""
+Place = tuple[str, ...]  # the keys that lead to an object in a file
 
 Loop = Literal["sync", "async"]
 Conditions = Annotated[str, Field(pattern=r"^a?sync(, [1-9]\d* GPUs)?$")]

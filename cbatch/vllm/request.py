@@ -12,8 +12,7 @@ from cbatch.request_spec import SLO, RequestSpec
 from cbatch.request_table import Queues
 from cbatch.vllm.settings import log
 
-_RANGE = 1e-9, 1e9
-"""Accepted range of seconds and tokens: sums, products and quotients in a policy remain finite."""
+_RANGE = 1e-9, 1e9  # accepted range of seconds and tokens: sums, products and quotients in a policy remain finite
 
 _SLO = {"slo_ttft": "ttft", "slo_tbt": "tbt", "slo_total": "total"}
 

@@ -27,8 +27,7 @@ _KEYS = (
     *("attainment.share", "regret.latency", "regret.violations", "ttft_seconds.p50", "ttft_seconds.p99"),
     *("tbt_seconds.p99", "prefix_cache.hit_share", "run.preemptions"),
 )
-FIGURES = {heading_of(key).text: key for key in _KEYS}
-"""Columns: keys of figures in summary.json by heading."""
+FIGURES = {heading_of(key).text: key for key in _KEYS}  # columns: keys of figures in summary.json by heading
 
 _SHOWN_APART = ("load", "slo", "workload")  # have separate columns
 

@@ -22,8 +22,7 @@ from experiments.report.intervals import CONFIDENCE
 Floats = NDArray[np.float64]
 
 _RESAMPLES = 2000
-_FEW = 10
-"""Fewest replications with violations that show how many violations a replication can have."""
+_FEW = 10  # fewest replications with violations that show how many violations a replication can have
 
 _MOST_ERRORS = 4.6
 """Most standard errors between the share and an end of its interval, as far as the exact interval of a Poisson mean reaches above a

@@ -45,8 +45,7 @@ from experiments.settings.recipe import Recipe
 from experiments.settings.settings import PLANS_BY
 
 CHUNK = 4
-SHARE = 7
-"""One of this many tiny workloads is served; no period of `tiny_scenarios` has this factor."""
+SHARE = 7  # one of this many tiny workloads is served; no period of `tiny_scenarios` has this factor
 
 
 class _Options(NamedTuple):

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from cbatch import CbatchError, ConfigError, Limits, Request, RequestSpec
 from policies.orca import Orca
 
-BLOCK = 4
-"""Tokens per KV block."""
+BLOCK = 4  # tokens per KV block
 
 _CHATS, _MOST_BLOCKS, _MOST_OUTPUT = 3, 4, 9
 _LONGEST = (_MOST_BLOCKS + 1) * BLOCK + _MOST_OUTPUT

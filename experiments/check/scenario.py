@@ -19,14 +19,9 @@ from cbatch.stall import Patience
 EVEN_COST = CostFunction(lambda shape: 1e-3 + 1e-5 * shape.num_tokens)
 """Predicts 1 ms per iteration and 10 us per token."""
 
-DRAFTER = SurvivalsDrafter([0.7, 0.4])
-"""For policies that draft."""
-
-SHORT = Patience(empty_plans=50)
-"""Suffices for scenarios, where few requests take more iterations."""
-
-LATER = 900.0
-"""Seconds inserted between two decode-only iterations, to test whether the policy's plan depends on time."""
+DRAFTER = SurvivalsDrafter([0.7, 0.4])  # for policies that draft
+SHORT = Patience(empty_plans=50)  # suffices for scenarios, where few requests take more iterations
+LATER = 900.0  # seconds inserted between two decode-only iterations, to test whether the policy's plan depends on time
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,7 @@ class Counterexample(NamedTuple):
         return "\n".join([str(history.scenario), *requests, *left_out, *plans[-_SHOWN:]]) + why
 
 
-Verdicts = dict[str, Counterexample | None]
-"""By the name of a property: its counterexample, or None."""
+Verdicts = dict[str, Counterexample | None]  # by the name of a property: its counterexample, or None
 
 
 def search(

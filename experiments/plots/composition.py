@@ -29,8 +29,7 @@ _TOKENS = {
 SHARES, POWER, PROMPTS = "used [%]", "power [W]", "prompts [%]"
 _PARTS = {"found": "#009E73", "computed": PREFILL, "recomputed": "#D55E00"}
 _MOST_REPLICAS = 4
-_MOST_PARTS = 60
-"""Maximum intervals of time, each with the prompts of the requests admitted in it."""
+_MOST_PARTS = 60  # maximum intervals of time, each with the prompts of the requests admitted in it
 
 
 @print_style()

@@ -14,8 +14,7 @@ from experiments.plots.style import PLAIN, PREFILL, Look, add_title, new_figure,
 from experiments.store.run_folder import REPLICAS
 from experiments.store.tables import read_replicas, read_requests
 
-_BINS = 60
-"""Intervals of time in which arrivals are counted."""
+_BINS = 60  # intervals of time in which arrivals are counted
 
 
 @print_style()

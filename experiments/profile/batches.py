@@ -17,20 +17,14 @@ CONTEXTS = (1, 160, 544, 1056, 2080, 4128, 8192, 32768, 131072)
 """Contexts of decodes. The kernel reads blocks of 64 tokens; here the last block is half full, as on average. For models with many
 KV heads the kernel reads blocks of 32, of which the last is full here."""
 
-SHARING = 4096
-"""Context of decodes that share the first half of their contexts."""
+SHARING = 4096  # context of decodes that share the first half of their contexts
 
 USUAL = 8192
 """Most tokens of a request in batches between the measured batches; the KV cache holds a whole batch of such requests."""
 
-WHOLE = 1024
-"""Tokens of each prompt in an iteration with several prompts."""
-
-GROWTH = 1.4
-"""Ratio between the tokens of consecutive large iterations."""
-
-GOLDEN = 0.6180339887
-"""The golden ratio; the fractional parts of its multiples are evenly mixed."""
+WHOLE = 1024  # tokens of each prompt in an iteration with several prompts
+GROWTH = 1.4  # ratio between the tokens of consecutive large iterations
+GOLDEN = 0.6180339887  # the golden ratio; the fractional parts of its multiples are evenly mixed
 
 
 def decode_counts(captured: Sequence[int]) -> list[int]:

@@ -30,11 +30,8 @@ LIMITS = {"batch": 64, "max_tokens": 2048, "longest": 4224}
 TOTALS, DECODES, CONTEXTS = (256, 512, 1024, 2048), (4, 16, 32, 64), (1056, 4128)
 """Tokens of iterations with prompts; numbers and mean contexts of decodes alone."""
 
-BESIDE = 32
-"""Decodes beside the chunks."""
-
-ROUNDS = 3
-"""Rounds in which every iteration is measured once: a card's clock drifts over seconds."""
+BESIDE = 32  # decodes beside the chunks
+ROUNDS = 3  # rounds in which every iteration is measured once: a card's clock drifts over seconds
 
 
 def measure_card(report: Report, hardware: str = "", model: str = "llama-3.1-8b", output: str = "") -> Path:

@@ -53,8 +53,7 @@ class KernelShares(NamedTuple):
     other: float
 
 
-ShareOf = Callable[[float], KernelShares]
-"""Returns the shares of an iteration's kernels by its tokens."""
+ShareOf = Callable[[float], KernelShares]  # returns the shares of an iteration's kernels by its tokens
 
 
 def unknown(tokens: float) -> KernelShares:

@@ -30,8 +30,7 @@ LIGHT_ROWS, SETTLED_SECONDS = 16, 1.2
 """Iterations with more rows draw all the power without prompts, too. When such iterations or prompts begin after lighter ones, the clock of an
 H200 is first too high, and from 0.5 to 1.1 s below its steady state."""
 
-LEAST_SECONDS, LEAST_REPEATS = 0.02, 3
-"""Least duration and number of repetitions of an iteration."""
+LEAST_SECONDS, LEAST_REPEATS = 0.02, 3  # least duration and number of repetitions of an iteration
 
 MOST_SECONDS, MOST_REPEATS = 0.5, 9
 """Duration and number after which repetition ends. The median of three is right even if the host paused once. If a single

@@ -25,8 +25,7 @@ NUM_IN_TURN = 32
 """Operations that are timed together; even, so that the last hand-over ends on the GPU where the first began."""
 
 REPEATS = 5
-PAUSE_CYCLES = 20_000_000
-"""About 10 ms."""
+PAUSE_CYCLES = 20_000_000  # about 10 ms
 
 
 def link_times(spec: ModelSpec, num_gpus: int) -> Links:

@@ -19,11 +19,8 @@ from experiments.settings.hardware import count_gpus, cpu_name
 from experiments.setup.pools import LARGEST_ITERATION
 from experiments.setup.servers import real_server, release_memory
 
-TILES = {"cuda": 128, "cpu": 16}
-"""Tokens per step in the time of matrix products."""
-
-REPEATS = 15
-"""Timings per operation when measuring ceilings."""
+TILES = {"cuda": 128, "cpu": 16}  # tokens per step in the time of matrix products
+REPEATS = 15  # timings per operation when measuring ceilings
 
 
 class Machine(NamedTuple):

@@ -19,8 +19,7 @@ from cbatch.sim.power import PowerLimit
 from experiments.profile.batches import prompts, spread
 from experiments.profile.laboratory import Batch, Laboratory
 
-LIGHT = Batch((), (1,))
-"""The iteration during which a GPU rests."""
+LIGHT = Batch((), (1,))  # the iteration during which a GPU rests
 
 RESTED_SECONDS = 0.15
 """Duration of light or large iterations after which the clock has nearly settled; up to a fifth of the distance remained."""
@@ -32,15 +31,13 @@ LARGE_SECONDS = 0.06
 """Approximate duration of the large iteration: long enough to lower the clock, short enough to measure its saving. If the largest
 iteration is much shorter, it hardly lowers the clock, and the reserve is measured poorly."""
 
-LARGEST_SECONDS = 0.12
-"""Longest iteration to measure: in longer iterations the saving is lost in noise."""
+LARGEST_SECONDS = 0.12  # longest iteration to measure: in longer iterations the saving is lost in noise
 
 FALLING, FALLEN = 4, 3
 """Number of large iterations during which the clock falls after a rest, and of later iterations for comparison. On an H100 five
 iterations of 14 ms save time, the first two nearly all they can, so the difference of these two does not determine the sum."""
 
-DECODE_CONTEXT = 1056
-"""Context of each decode, unless requests must be shorter."""
+DECODE_CONTEXT = 1056  # context of each decode, unless requests must be shorter
 
 REPEATS = 3
 

@@ -20,8 +20,7 @@ from cbatch.sim.roofline import Ceilings
 from experiments.profile.kernels import ShareOf
 from experiments.profile.measure import Iterations
 
-DIGITS = 5
-"""Significant digits of the numbers in a file."""
+DIGITS = 5  # significant digits of the numbers in a file
 
 
 ORIGINS = {

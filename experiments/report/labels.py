@@ -24,14 +24,12 @@ _FEW = 12  # labels in an error
 _OBJECTS = ("backend.router", "eviction", "autoscale")
 """Settings whose value is the name of an object, followed in labels by its arguments."""
 
-_LAYOUT = "backend.pools"
-"""The column of the roles of replicas, as in `1 prefill + 3 decode`."""
+_LAYOUT = "backend.pools"  # the column of the roles of replicas, as in `1 prefill + 3 decode`
 
 _OF_POLICY = ("policy", "chunking", "drafting", "predictor")
 """Keys and groups of the command line whose values are a policy's arguments."""
 
-_INSIDE = re.compile(r"[({,]\s*(\w+)[=:]")
-"""The names of the arguments in an option, as in policy=vllm_v1(budget=512)."""
+_INSIDE = re.compile(r"[({,]\s*(\w+)[=:]")  # the names of the arguments in an option, as in policy=vllm_v1(budget=512)
 
 
 def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool = False) -> "pd.Series[str]":

@@ -8,8 +8,7 @@ from typing import Any
 from cbatch.described import with_arguments
 from experiments.store.sources import mixed
 
-About = Mapping[str, Any]
-"""The part `about` of a summary."""
+About = Mapping[str, Any]  # the part `about` of a summary
 
 FEWEST_IN_TAIL = 10
 """Requests that should lie beyond a percentile of a run. With fewer, the percentile is close to the maximum, and biased."""

@@ -36,8 +36,7 @@ from experiments.settings.option_arguments import with_arguments
 from experiments.settings.overrides import check_composable, check_search_path
 from experiments.settings.settings import Composed, Settings, read_settings
 
-MULTIRUN = "multirun.yaml"
-"""File that Hydra writes into the folder of a sweep."""
+MULTIRUN = "multirun.yaml"  # file that Hydra writes into the folder of a sweep
 
 _COMPOSES = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError, RecursionError)
 

@@ -39,26 +39,20 @@ GROUPS = (
 )
 """Keys whose value is the name of a file in a folder of conf/."""
 
-_SECTIONS = ("policy", "workload", "model", "runtime", "backend")
-"""The groups that every run needs."""
+_SECTIONS = ("policy", "workload", "model", "runtime", "backend")  # the groups that every run needs
 
 NO_DRAFTER = {"_target_": "cbatch.drafts.NoDrafter"}
 
-MOST_REQUESTS_AT_ONCE = 1_000_000
-"""Far above what any device holds; the engine's tables have a row per request."""
-
-MOST_TOKENS = 2**31 - 1
-"""Limit of a chunk, an iteration and the KV cache, whose blocks are numbered in 32 bits."""
+MOST_REQUESTS_AT_ONCE = 1_000_000  # far above what any device holds; the engine's tables have a row per request
+MOST_TOKENS = 2**31 - 1  # limit of a chunk, an iteration and the KV cache, whose blocks are numbered in 32 bits
 
 _OR_AUTO = WrapValidator(lambda value, accept: None if value == "auto" else accept(value))
 
 _TOKENS = f"a whole number of tokens from 1 to {MOST_TOKENS}, or auto"
-Tokens = Annotated[int | None, whole(1, MOST_TOKENS), _OR_AUTO, Give(_TOKENS)]
-"""None means auto."""
+Tokens = Annotated[int | None, whole(1, MOST_TOKENS), _OR_AUTO, Give(_TOKENS)]  # None means auto
 
 _REQUESTS = f"a whole number from 1 to {MOST_REQUESTS_AT_ONCE}, or auto"
-Requests = Annotated[int | None, whole(1, MOST_REQUESTS_AT_ONCE), _OR_AUTO, Give(_REQUESTS)]
-"""None means auto."""
+Requests = Annotated[int | None, whole(1, MOST_REQUESTS_AT_ONCE), _OR_AUTO, Give(_REQUESTS)]  # None means auto
 
 _SWITCHED = BeforeValidator(lambda value: ("off", "on")[value] if isinstance(value, bool) else value)
 OnOffAuto = Annotated[Setting, _SWITCHED, Give("on, off or auto")]
@@ -195,8 +189,7 @@ _RATES = ("workload.rate", "workload.rate_scale", "workload.arrivals.rate")
 PLANS_BY = ("policy", "chunking", "drafting", "predictor", "chunk", "seed", "metrics")
 """The keys that describe a policy: the files in conf/policy refer to them."""
 
-ROOT_KEYS = (*(key.name for key in fields(Keys)), *GROUPS)
-"""All keys of a configuration outside its sections."""
+ROOT_KEYS = (*(key.name for key in fields(Keys)), *GROUPS)  # all keys of a configuration outside its sections
 
 
 def read_settings(composed: Composed) -> Settings:

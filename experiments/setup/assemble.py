@@ -29,8 +29,7 @@ from experiments.text import ends_text
 from experiments.workloads import Workload
 from experiments.workloads.drawn import Drawn
 
-LARGE = 1e9
-"""Loading at least this many bytes of weights is announced."""
+LARGE = 1e9  # loading at least this many bytes of weights is announced
 
 
 @dataclass(eq=False)

@@ -19,8 +19,7 @@ from experiments.settings.batch import LEAST_ITERATION
 from experiments.settings.hardware import CPU
 from experiments.settings.settings import Settings
 
-LARGEST_ITERATION = 32768
-"""Tokens that `max_tokens=auto` does not exceed for a whole batch of prompts."""
+LARGEST_ITERATION = 32768  # tokens that `max_tokens=auto` does not exceed for a whole batch of prompts
 
 
 class Setup(NamedTuple):

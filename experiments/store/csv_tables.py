@@ -40,8 +40,7 @@ _CACHED = {
     "lost_tokens": "num_lost_tokens",
 }
 REPLICA, POOL = "replica", "pool"
-EXTRA = "extra."
-"""Prefix of the columns of `Request.extra` in requests.csv."""
+EXTRA = "extra."  # prefix of the columns of `Request.extra` in requests.csv
 
 REQUESTS, STEPS, ENERGY = "requests.csv", "steps.csv", "energy.csv"
 

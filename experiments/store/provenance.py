@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-ROOT = Path(__file__).resolve().parents[2]
-"""Root of the source tree."""
+ROOT = Path(__file__).resolve().parents[2]  # root of the source tree
 
 BENCH = "python -m experiments.bench"
 PACKAGES = ("torch", "transformers", "triton", "flash-attn-4", "numpy", "hydra-core")

@@ -42,14 +42,9 @@ FILES = (
 
 _PARTIAL = (f".{UNFINISHED}", f".{SUMMARY}")  # prefixes of hidden files that a killed run leaves behind
 
-Decode = Callable[[Sequence[int]], str]
-"""Converts token ids to text."""
-
-ERRORS = "errors.log"
-"""File in a sweep's folder with one line per failed run."""
-
-PLOTS = "plots"
-"""Subfolder of a run or sweep for the output of `experiments.plot`."""
+Decode = Callable[[Sequence[int]], str]  # converts token ids to text
+ERRORS = "errors.log"  # file in a sweep's folder with one line per failed run
+PLOTS = "plots"  # subfolder of a run or sweep for the output of `experiments.plot`
 
 
 def read_finished(folder: Path, identity: Mapping[str, Any], name: str = SUMMARY) -> dict[str, Any] | None:

@@ -15,8 +15,7 @@ from experiments.setup.assemble import Run, assemble, with_workload
 from experiments.trials.replications import Replication, Together, num_recorded
 from experiments.workloads import TraceReplay, Workload
 
-BoundsOf = Callable[[Sequence[Request]], Bounds]
-"""Returns the lower bounds of requests."""
+BoundsOf = Callable[[Sequence[Request]], Bounds]  # returns the lower bounds of requests
 
 
 def bounds_of(run: Run) -> BoundsOf:

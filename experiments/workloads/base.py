@@ -22,8 +22,7 @@ from experiments.workloads.drawn import Drawn
 from experiments.workloads.seeds import Purpose, generator, request_seeds
 from experiments.workloads.trace import MOST_TOKENS, Column, Ints, Trace
 
-MOST_REQUESTS = 10_000_000
-"""The most requests of a run."""
+MOST_REQUESTS = 10_000_000  # the most requests of a run
 
 
 def as_range(value: object, accept: ValidatorFunctionWrapHandler) -> Any:

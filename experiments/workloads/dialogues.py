@@ -15,8 +15,7 @@ from cbatch.facts import facts_of
 from cbatch.request import SERVED
 from experiments.text import up_to_stop
 
-Said = Mapping[str, str]
-"""A message: role and content."""
+Said = Mapping[str, str]  # a message: role and content
 
 
 class Line(NamedTuple):

@@ -13,8 +13,7 @@ from cbatch.validation import Give, check, not_negative, positive, whole
 from experiments.workloads.readers.traces import read_trace
 from experiments.workloads.trace import Fit, Floats, Format, Ints, ScaledFit, Trace
 
-LONGEST = 10_000_000
-"""Maximum tokens per request; beyond the positions of any model."""
+LONGEST = 10_000_000  # maximum tokens per request; beyond the positions of any model
 
 PDRatio = Annotated[float, positive("prefill tokens / decode tokens")]
 _Several = Annotated[Sequence[PDRatio], Field(min_length=1)]

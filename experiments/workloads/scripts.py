@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-SYSTEM = 0
-"""The number of the text that all sessions share; turn i of all begins text 1 + i."""
+SYSTEM = 0  # the number of the text that all sessions share; turn i of all begins text 1 + i
 
 
 class Turn(NamedTuple):

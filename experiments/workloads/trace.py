@@ -18,8 +18,7 @@ Column = NDArray[Any]
 Format = Literal["auto", "azure", "bailian", "mooncake", "lengths", "vtc", "decisions"]
 """Format of a trace file; see `experiments.workloads.readers.traces`."""
 
-MOST_TOKENS = 2**31 - 1
-"""Maximum length, so that sums and 32-bit columns stay in range."""
+MOST_TOKENS = 2**31 - 1  # maximum length, so that sums and 32-bit columns stay in range
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

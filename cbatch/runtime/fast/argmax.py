@@ -16,8 +16,7 @@ from cbatch.runtime.gpu.exchange import (
     wait_for_others,
 )
 
-CHUNK = 8192
-"""Tokens of the vocabulary that one program searches."""
+CHUNK = 8192  # tokens of the vocabulary that one program searches
 
 BLOCK = 2048
 

@@ -8,8 +8,7 @@ from cbatch.limits import Limits
 from cbatch.runtime.batch import ANY, Shape
 from cbatch.runtime.graphs import GraphedIteration, is_decode
 
-SLOWER = 1.03
-"""A shape this many times slower than a larger shape is dropped; the larger shape then runs its steps."""
+SLOWER = 1.03  # a shape this many times slower than a larger shape is dropped; the larger shape then runs its steps
 
 
 class MeasuredGraphs(GraphedIteration):

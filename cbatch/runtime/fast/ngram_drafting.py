@@ -10,8 +10,7 @@ from cbatch.runtime.batch import Fields, Work
 from cbatch.runtime.carry import Drafting
 from cbatch.runtime.slots import RankSlot
 
-BLOCK = 1024
-"""Places of a text that a program compares in one step."""
+BLOCK = 1024  # places of a text that a program compares in one step
 
 FIELDS = "token_ids_ptr carry_ptr behind_ptr positions_ptr kv_indices_ptr query_starts_ptr context_lens_ptr drafts_ptr tables_ptr"
 

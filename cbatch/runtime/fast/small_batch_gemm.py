@@ -31,8 +31,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from cbatch.model import Rank
 from cbatch.runtime.gpu.exchange import Meeting, signal_others, store_for_others
 
-FEW_ROWS = 64
-"""Most rows for one warp group; with more, the rows of a step take as much shared memory as its weights."""
+FEW_ROWS = 64  # most rows for one warp group; with more, the rows of a step take as much shared memory as its weights
 
 MAX_ROWS = 128
 

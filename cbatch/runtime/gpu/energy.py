@@ -5,12 +5,10 @@ from functools import partial
 from threading import Event, Thread
 from typing import Any, Self
 
-PERIOD = 0.1
-"""Seconds between two readings at first; a driver renews its counters about as often."""
+PERIOD = 0.1  # seconds between two readings at first; a driver renews its counters about as often
 MOST_READINGS = 20_000
 
-Counter = Callable[[], float]
-"""Returns the joules that a GPU has taken since some moment before the run."""
+Counter = Callable[[], float]  # returns the joules that a GPU has taken since some moment before the run
 
 
 class EnergyMeter:

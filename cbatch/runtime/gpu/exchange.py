@@ -24,11 +24,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from cbatch.model import Rank
 
-BLOCK = 4096
-"""Values that one program of `push` stores."""
-
-NEVER = -(2**62)
-"""A target below any count."""
+BLOCK = 4096  # values that one program of `push` stores
+NEVER = -(2**62)  # a target below any count
 
 COUNTS = ("base_ptr", "next_ptr")
 """Parameters of kernels that wait. The pointers are 8 bytes apart, so their alignment differs from meeting to meeting."""

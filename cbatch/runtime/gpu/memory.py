@@ -10,8 +10,7 @@ from cbatch.limits import Limits
 from cbatch.model import DTYPE_BYTES, Layers, ModelSpec, Rank
 from cbatch.model.topology import share_of
 
-SPARE = 2e9
-"""Bytes reserved for the driver, CUDA graphs, kernels and libraries' workspaces."""
+SPARE = 2e9  # bytes reserved for the driver, CUDA graphs, kernels and libraries' workspaces
 
 GRAPH_SHARE = 0.5
 """Memory of the captured graphs, as a share of the activations of the largest iteration; below 1 since their shapes are smaller."""

@@ -12,8 +12,7 @@ import torch
 
 Result = TypeVar("Result")
 Part = TypeVar("Part")
-Steps = Generator[None, None, Result]
-"""A rank's computation, which yields where it requires results of the other ranks."""
+Steps = Generator[None, None, Result]  # a rank's computation, which yields where it requires results of the other ranks
 
 
 def finish(steps: Steps[Result]) -> Result:

@@ -9,17 +9,10 @@ from torch import Tensor
 BLOCK = 64
 """Tokens of context that a program processes in one step. Page sizes are multiples of BLOCK, or in `SMALL_PAGES`."""
 
-PROGRAMS = 2
-"""Programs per multiprocessor."""
-
-SMALL_PAGES = (16, 32)
-"""Page sizes below BLOCK; a step then covers several pages."""
-
-LEAST_DIM = 16
-"""Smallest head dimension; head dimensions are powers of two."""
-
-SHARED_MEMORY = 222 * 1024
-"""Bytes of shared memory for the blocks in flight on one multiprocessor (Hopper has 228 KB)."""
+PROGRAMS = 2  # programs per multiprocessor
+SMALL_PAGES = (16, 32)  # page sizes below BLOCK; a step then covers several pages
+LEAST_DIM = 16  # smallest head dimension; head dimensions are powers of two
+SHARED_MEMORY = 222 * 1024  # bytes of shared memory for the blocks in flight on one multiprocessor (Hopper has 228 KB)
 
 LOG2_E = 1.4426950408889634
 

@@ -27,11 +27,8 @@ from cbatch.runtime.fast.attention.triton_blocks import (
 LEAST_BLOCKS = 4
 """Fewest blocks per share, unless a multiprocessor would then have no share. Some programs get no share."""
 
-STAGES = 3
-"""Most steps in flight, as far as shared memory allows."""
-
-LEAST_ROWS = 128
-"""Fewest rows that the kernel is compiled for; all smaller batches use one compiled kernel."""
+STAGES = 3  # most steps in flight, as far as shared memory allows
+LEAST_ROWS = 128  # fewest rows that the kernel is compiled for; all smaller batches use one compiled kernel
 
 
 @triton.jit(
