@@ -244,7 +244,7 @@ def _draw_panel(
                 artist.set_transform(panel.transData + ScaledTranslation(aside, 0, panel.figure.dpi_scale_trans))
         elif (line["low"] < line["high"]).any():
             panel.fill_between(line["x"], line["low"], line["high"], color=style["color"], alpha=0.2, linewidth=0)
-    name = heading.axis or heading.text
+    name = heading.on_axis
     panel.set_ylabel(wrap(f"{name.partition(' [')[0]} over {over.partition(' = ')[0]}" if over else name, 30))
 
 

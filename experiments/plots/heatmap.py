@@ -81,7 +81,7 @@ def _draw_panels(points: pd.DataFrame, names: Sequence[Mapping[Any, str]], headi
         panel.set_xticks(range(len(names[0])), [*names[0].values()])
         panel.set_yticks(range(len(names[1])), [*names[1].values()])
         panel.set_title(label)
-    name, beside = heading.axis or heading.text, panels[: len(labels)]
+    name, beside = heading.on_axis, panels[: len(labels)]
     bar = figure.colorbar(panels[0].images[0], ax=beside, label=name, aspect=15 * rows)
     bar.ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     if wide:

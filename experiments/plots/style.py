@@ -31,7 +31,7 @@ from cbatch import ConfigError
 from cbatch.validation import Give
 from experiments.plots.parts import LOG, label_log
 from experiments.report.headings import OFFERED
-from experiments.report.notes import footer_of, made_text, notes_of
+from experiments.report.notes import chosen_text, footer_of, made_text, notes_of
 from experiments.report.titles import gpus_texts
 
 PAGE = 7.0  # inches: text width of a printed page
@@ -154,13 +154,14 @@ def add_title(
     shared = _shared_texts(runs)
     text = ": ".join(filter(None, [heading, ", ".join(shared)])) + (f" ({note})" if note else "")
     abouts = [summary["about"] for summary in runs["summary"]]
-    notes = "\n".join(filter(None, [*notes_of(abouts), made_text(abouts), below]))
+    chosen = chosen_text(abouts)
+    notes = "\n".join(filter(None, [*notes_of(abouts), made_text(abouts), below, chosen]))
     figure.set_label(notes)
     if not look.notes:
         print(notes)  # for a caption
     for panel, axis in product(figure.axes, "xy"):
         _scale(panel, axis, getattr(look, f"{axis}scale"), getattr(look, f"{axis}lim"))
-    footer = footer_of(abouts, below.splitlines()) if look.notes else []
+    footer = [*footer_of(abouts, below.splitlines()), *filter(None, [chosen])] if look.notes else []
     add_heading(figure, text if look.title is None else look.title, footer, handles, look.size)
 
 
@@ -183,10 +184,14 @@ def _scale(panel: Axes, name: str, scale: Scale | None, limits: Limits | None) -
         label_log(axis, least_factor=1.0)
 
 
+def seeds_of(runs: pd.DataFrame) -> pd.Series:
+    """Returns the seeds of the runs' workloads."""
+    return runs.get("workload.seed", pd.Series(0, runs.index))
+
+
 def _shared_texts(runs: pd.DataFrame) -> list[str]:
     """Returns the settings that all runs share: settings in `_SHARED`, several GPUs, and settings by which the runs were chosen."""
-    seeds = runs.get("workload.seed", pd.Series(0, runs.index))
-    if OFFERED in runs and runs.groupby(seeds, dropna=False)[OFFERED].nunique().max() == 1:
+    if OFFERED in runs and runs.groupby(seeds_of(runs), dropna=False)[OFFERED].nunique().max() == 1:
         runs = runs.assign(**{OFFERED: float(f"{runs[OFFERED].mean():.3g}")})
     if not runs.get("prefix_cache.evicted_blocks", pd.Series(1)).any():
         runs = runs.drop(columns="eviction", errors="ignore")  # it had nothing to choose

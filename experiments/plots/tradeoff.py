@@ -9,9 +9,10 @@ from matplotlib.ticker import StrMethodFormatter
 
 from cbatch import ConfigError
 from experiments.plots.axes import axis_of
+from experiments.plots.parts import label_log
 from experiments.plots.series import check_few, describe_points, leave_out, load_series, points_of
-from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
-from experiments.report.headings import check_figure, heading_of
+from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style, seeds_of
+from experiments.report.headings import OFFERED, check_figure, heading_of
 from experiments.report.labels import is_seed, merge_equal, settings_of
 from experiments.report.notes import tail_text
 from experiments.store.runs import select_runs
@@ -21,7 +22,7 @@ _OBJECTS = ("autoscale.", "eviction.", "backend.router.")
 
 
 @print_style()
-def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str = "goodput.attained_share") -> Figure:
+def draw(folder: Path, look: Look = PLAIN, x: str = "", y: str = "") -> Figure:
     """Draws a point for each label, such as the SLO share that an autoscaler attains against the replica-seconds that it pays.
 
     If policies and one number, such as a rate or a chunk, are swept, a line joins each label's points in the order of the number, which labels leave out.
@@ -31,11 +32,16 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
     Raises ConfigError if there are no runs that have both figures, or too many labels.
 
     Args:
-        x, y: figures of summary.json.
+        x, y: figures of summary.json. Without them: of autoscaled runs, the share that attains its objectives, or else the P99 of TTFT,
+            against replica-seconds; of other runs, a P99 against throughput: of TBT if all requests are there from the start, else of
+            TTFT; but if requests arrive at the same rate in all runs, the P99 of TTFT against that of TBT.
     """
+    chosen = select_runs(folder, look.runs)[0]
+    usual_x, usual_y = _usual(chosen)
+    x, y = x or usual_x, y or usual_y
     check_figure(f"x={x}")
     check_figure(f"y={y}")
-    along = _swept_number(select_runs(folder, look.runs)[0])
+    along = _swept_number(chosen)
     runs = load_series(folder, look, [along] * bool(along))
     if absent := next((key for key in (x, y) if key not in runs), None):
         remedy = "give two that they have, such as x=throughput.total_tokens_per_second y=ttft_seconds.p99"
@@ -58,10 +64,13 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
         style = {**line_style(place), "label": label, "capsize": 2, "elinewidth": 0.8, "clip_on": False}
         style |= {"linestyle": ""} if len(points[0]) == 1 else {}
         panel.errorbar(points[0]["mean"], points[1]["mean"], xerr=xerr, yerr=yerr, **style)
-    panel.set(xlabel=heading_of(x).text, ylabel=heading_of(y).text)
     for axis, of_labels, key in zip("xy", (across, up), (x, y), strict=True):
-        panel.set(**{f"{axis}lim": _ends(pd.concat(of_labels.values()), heading_of(key).limits[1])})
+        heading, ends = heading_of(key), pd.concat(of_labels.values())
+        panel.set(**{f"{axis}label": heading.on_axis, f"{axis}lim": _ends(ends, heading.limits[1])})
         getattr(panel, f"{axis}axis").set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+        if heading.kind == "log" and 0 < 3 * ends["mean"].min() < ends["mean"].max():
+            panel.set(**{f"{axis}scale": "log", f"{axis}lim": _log_ends(ends)})
+            label_log(getattr(panel, f"{axis}axis"))
     handles, note = panel.get_legend_handles_labels()[0], describe_points(runs, "at")
     joined = [f"{value:g}" for value in sorted({*numbers.dropna()})]
     below = f"lines join {axis_of(along).text}: {', '.join(joined)}" if along else ""
@@ -69,6 +78,18 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "replicas.seconds", y: str =
     tail = tail_text(groups.agg(list)) if "p99" in x + y else ""
     add_title(figure, runs, runs["heading"].iloc[0], handles, note, "\n".join(filter(None, [below, tail])), look)
     return figure
+
+
+def _usual(runs: pd.DataFrame) -> tuple[str, str]:
+    """Returns the figures that a plot without x= and y= shows, as `draw` explains."""
+    attained = runs.get("goodput.attained_share", pd.Series(np.nan, runs.index))
+    if "replicas.seconds" in runs:
+        return "replicas.seconds", "goodput.attained_share" if attained.notna().any() else "ttft_seconds.p99"
+    rates = runs.get(OFFERED, pd.Series(np.nan, runs.index))
+    if rates.isna().all():
+        return "throughput.total_tokens_per_second", "tbt_seconds.p99"
+    same = rates.groupby(seeds_of(runs), dropna=False).nunique().max() == 1
+    return "tbt_seconds.p99" if same else "throughput.total_tokens_per_second", "ttft_seconds.p99"
 
 
 def _swept_number(runs: pd.DataFrame) -> str:
@@ -89,7 +110,8 @@ def _numbers_within(texts: pd.DataFrame, policies: "pd.Series[str]") -> list[str
     found = [key for key in varying if numbers[key].notna().equals(texts[key].notna()) and not is_seed(key)]
     found = [key for key in found if not key.startswith(_OBJECTS)]
     if "chunk" in found:  # with the arguments that follow it
-        found = [key for key in found if key == "chunk" or not numbers[key].equals(numbers["chunk"])]
+        others = numbers.ne(numbers["chunk"], axis=0) & numbers.notna()
+        found = [key for key in found if key == "chunk" or others[key].any()]
     return found
 
 
@@ -100,3 +122,9 @@ def _ends(points: pd.DataFrame, top: float) -> tuple[float, float]:
     begin = least if 2 * least > highest > least else 0.0
     room = 0.08 * (highest - begin)
     return max(begin - room, 0.0), min(highest + room, top) or 1.0
+
+
+def _log_ends(points: pd.DataFrame) -> tuple[float, float]:
+    """Returns the ends of a logarithmic axis, which cuts intervals at a third of the smallest mean."""
+    low, high = points["low"].fillna(points["mean"]), points["high"].fillna(points["mean"])
+    return max(float(low.min()), float(points["mean"].min()) / 3) / 1.1, 1.1 * float(high.max())

@@ -33,6 +33,11 @@ class Heading(NamedTuple):
         """The least and the largest value that a figure may have, where ends of intervals are cut: 0 and 100% of a share."""
         return (0.0, 100.0) if self.kind == "share" else (-math.inf, math.inf)
 
+    @property
+    def on_axis(self) -> str:
+        """The text on an axis."""
+        return self.axis or self.text
+
 
 LATENCIES = {
     "ttft_seconds": ("TTFT", "time to first token", 1.0, "s"),

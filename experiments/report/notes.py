@@ -140,7 +140,7 @@ def footer_of(abouts: Sequence[About], below: Sequence[str]) -> list[str]:
     for about in abouts:
         if about["simulated"]:
             names.add(_profile_text(about["execution"]))
-            errors.add(about["execution"]["error"])
+            errors.add("; ".join(_limits_of_profile(about["execution"])))
         else:
             names.add(origin_of(about))
     texts = [*sorted(names), made_text(abouts, digits=8), *sorted(errors), *below, *limits_of(abouts)]
@@ -155,7 +155,12 @@ def origin_of(about: About) -> str:
 
 
 def simulated_text(profile: Mapping[str, Any]) -> str:
-    """Returns a profile's name and error, and the names or the number of parts that are not measured, such as derived parts."""
+    """Returns a profile's name and its limits."""
+    return f"{_profile_text(profile)} ({'; '.join(_limits_of_profile(profile))})"
+
+
+def _limits_of_profile(profile: Mapping[str, Any]) -> list[str]:
+    """Returns a profile's error, and the names or the number of parts that are not measured, such as derived parts."""
     limits = [profile["error"]]
     others: dict[str, list[str]] = {}
     for name, kind in (other.rstrip(")").split(" (") for other in profile.get("not_measured", ())):
@@ -164,7 +169,19 @@ def simulated_text(profile: Mapping[str, Any]) -> str:
     limits += [f"{kind}: {', '.join(names) if few else f'{len(names)} of its parts'}" for kind, names in others.items()]
     if source := profile.get("times_of"):
         limits.append(f"times of {source}, fitted to the model's shape")
-    return f"{_profile_text(profile)} ({'; '.join(limits)})"
+    return limits
+
+
+def chosen_text(abouts: Iterable[About]) -> str:
+    """Returns the sizes that runs chose by themselves, each with its least and largest value, such as `chosen: kv_tokens=891,298`."""
+    values: dict[str, list[int]] = {}
+    for key, text in chain.from_iterable(about.get("chosen", {}).items() for about in abouts):
+        if (number := text.partition(" ")[0]).isdecimal():
+            values.setdefault(key, []).append(int(number))
+    sizes = [
+        f"{key}={' to '.join(dict.fromkeys(f'{end:,}' for end in (min(of), max(of))))}" for key, of in values.items()
+    ]
+    return f"chosen: {', '.join(sizes)}" if sizes else ""
 
 
 def _profile_text(profile: Mapping[str, Any]) -> str:

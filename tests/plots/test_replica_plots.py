@@ -117,3 +117,39 @@ def test_a_line_joins_the_points_of_a_policy_in_the_order_of_the_swept_number(tm
     assert {label: [*line.get_xdata()] for label, line in drawn.items()} == {  # type: ignore[union-attr]
         label: [seconds + 4, seconds + 8] for label, seconds in along.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("figures", "axes"),
+    [  # of two runs: replica-seconds, attained shares, offered rates
+        (((90, 0.5, 4.0), (80, 0.9, 4.0)), ("replica-seconds", "attained [%]")),
+        (((90, None, 4.0), (80, None, 4.0)), ("replica-seconds", "TTFT p99 [s]")),
+        (((None, 0.5, 4.0), (None, 0.5, 8.0)), ("throughput [tokens/s]", "TTFT p99 [s]")),
+        (((None, None, 4.0), (None, None, 4.0)), ("TBT p99 [ms]", "TTFT p99 [s]")),
+        (((None, None, None), (None, None, None)), ("throughput [tokens/s]", "TBT p99 [ms]")),
+    ],
+)
+def test_axes_fit_the_sweep(figures: Any, axes: tuple[str, str], tmp_path: Path) -> None:
+    for number, (seconds, attained, rate) in enumerate(figures):
+        groups: dict[str, Any] = {"replicas": {"seconds": seconds}} if seconds else {}
+        groups |= {"goodput": {"attained_share": attained}}
+        groups |= {"run": {"offered_requests_per_second": rate}}
+        write_run(tmp_path / str(number), {"policy": "ab"[number]}, figures=groups)
+    (panel,) = tradeoff.draw(tmp_path).axes
+    assert (panel.get_xlabel(), panel.get_ylabel()) == axes
+
+
+def test_a_wide_latency_has_a_logarithmic_axis(tmp_path: Path) -> None:
+    """Means of 1.15 and 11.5 s; a chunk swept for two policies of which one calls it by another name: a line for each."""
+    for number, (policy, chunk, seed) in enumerate(product(("sarathi", "vllm_v1"), (128, 512), (0, 1))):
+        own = {"budget": chunk} if policy == "vllm_v1" else {"chunking": {"chunk": chunk}}
+        keys = {"policy": {"_target_": policy, **own}, "workload": {"seed": seed}}
+        seconds = (10.0 if chunk == 128 else 1.0) * (1 + seed * 0.3)
+        figures = {"ttft_seconds": {"p99": seconds}, "tbt_seconds": {"p99": 0.01 + number / 1e3}}
+        about = {"policy": f"{policy}(chunk={chunk})", "chunk": chunk}
+        write_run(tmp_path / str(number), about, keys, figures=figures)
+    (panel,) = tradeoff.draw(tmp_path, x="tbt_seconds.p99", y="ttft_seconds.p99").axes
+    drawn = {str(part.get_label()): part.lines[0] for part in panel.containers if isinstance(part, ErrorbarContainer)}
+    assert {label: len(line.get_xdata()) for label, line in drawn.items()} == {"sarathi": 2, "vllm_v1": 2}  # type: ignore[union-attr]
+    assert (panel.get_xscale(), panel.get_yscale(), panel.get_ylabel()) == ("linear", "log", "TTFT p99 [s] (log)")
+    assert panel.get_ylim() == pytest.approx((1.15 / 3 / 1.1, 1.1 * (11.5 + 12.7062 * 1.5))), "cut at a third of 1.15"

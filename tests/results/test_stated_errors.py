@@ -10,7 +10,7 @@ from test_figures_shown import simulated
 from cbatch import Request
 from cbatch.results.metrics import Served
 from cbatch.results.sessions import early_turns
-from experiments.report.notes import beyond_text, notes_of, origin_of
+from experiments.report.notes import beyond_text, chosen_text, footer_of, notes_of, origin_of
 from experiments.report.text import run_text
 from experiments.settings.compose import compose_run
 
@@ -21,6 +21,10 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     assert origin_of(simulated(not_measured=parts)) == origin
     origin = "SIMULATED with profile h200 (error: 5%; derived: 1 of its parts; fallback: 2 of its parts)"
     assert origin_of(simulated(not_measured=[*parts, "head (fallback)"])) == origin
+    assert footer_of([simulated(not_measured=parts)], []) == [
+        "SIMULATED with profile h200",
+        "error: 5%; derived: power; fallback: host",
+    ]
     fitted = origin_of(simulated(times_of="llama-3.1-8b"))
     assert fitted == "SIMULATED with profile h200 (error: 5%; times of llama-3.1-8b, fitted to the model's shape)"
     lines = run_text(make_summary(make_record(), {**simulated(3), "iterations": 5})).splitlines()[1:3]
@@ -34,6 +38,13 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     assert notes_of([{**simulated(), "early_turns": turns} for turns in early])[-1] == (
         "50% of the 40 later turns arrive before the previous answer has ended, 22% even get tokens before (open loop)"
     )
+
+
+def test_a_figure_states_the_sizes_that_runs_chose() -> None:
+    sizes = ({"kv_tokens": "891298 (beside weights)", "backend": "sim (no GPU)"}, {"kv_tokens": "900"}, {})
+    abouts = [{"chosen": {**chosen, "block_size": "128"}} for chosen in sizes]
+    assert chosen_text(abouts) == "chosen: kv_tokens=900 to 891,298, block_size=128"
+    assert chosen_text([{}]) == ""
 
 
 def test_early_turns_are_those_before_the_answer_in_their_prompt() -> None:
