@@ -11,9 +11,8 @@ import pytest
 from commands import summary
 from in_process import outcome
 
-from experiments.arena import __main__ as command
-from experiments.arena import board as boards
-from experiments.arena.board import ATTAINED, FIGURES, LATENCY
+from experiments import arena as command
+from experiments.arena import ATTAINED, FIGURES, LATENCY
 from experiments.report.headings import flat
 from experiments.run import main as run
 from experiments.store.run_folder import run_folders
@@ -64,7 +63,7 @@ def test_a_cell_is_runs_at_its_rate(folder: Path) -> None:
     text = Path("multirun/arena/arena.md").read_text()
     assert "| orca" in text and "| request_level" in text, "the page shows all that the folder holds"
     arena(*[key.replace("requests=20", "requests=10") for key in ARENA])
-    rows = boards._replications(read_runs(Path("multirun")))
+    rows = command._replications(read_runs(Path("multirun")))
     assert rows.groupby("trace")["seed"].apply(sorted).to_dict() == {
         "open_loop, num_requests=10": [0, 1],
         "open_loop, num_requests=20": [0, 0, 1, 1],  # of two policies
@@ -100,7 +99,7 @@ def cells() -> pd.DataFrame:
         rows += replications("high", load, level + SCATTER, 2.0)
         rows += replications("low", load, level - 2 + SCATTER, 4.0)
         rows += replications("wide", load, level - 3 - 3 * SCATTER, 3.0)
-    return boards._cells(pd.DataFrame(rows))
+    return command._cells(pd.DataFrame(rows))
 
 
 def test_policies_are_ranked_where_all_have_been_and_told_apart_in_pairs(cells: pd.DataFrame) -> None:
@@ -109,7 +108,7 @@ def test_policies_are_ranked_where_all_have_been_and_told_apart_in_pairs(cells: 
         **{(policy, load): policy != "low" for policy in ("high", "low", "wide") for load in (0.4, 0.8)},
         ("partial", 0.4): False,
     }
-    ranked = boards.rank(cells)
+    ranked = command.rank(cells)
     assert ranked["policy"].tolist() == ["high", "low", "wide", "partial"]
     assert ranked[ATTAINED].tolist() == pytest.approx([90, 88, 87, 10])
     assert ranked["best"].tolist() == [1, 0, 1, 0] and set(ranked["cells"]) == {1}
@@ -118,13 +117,13 @@ def test_policies_are_ranked_where_all_have_been_and_told_apart_in_pairs(cells: 
 def test_a_policy_whose_runs_failed_but_for_one_is_on_the_page() -> None:
     """One run shows no difference, and is not what the others are compared with."""
     rows = [*replications("high", 0.4, 90 + SCATTER, 2.0), *replications("low", 0.4, 88 + SCATTER, 2.0)]
-    cells = boards._cells(pd.DataFrame([*rows, *replications("failing", 0.4, [99.0], 1.0)]))
+    cells = command._cells(pd.DataFrame([*rows, *replications("failing", 0.4, [99.0], 1.0)]))
     assert dict(zip(cells["policy"], cells["best"], strict=True)) == {"failing": True, "high": True, "low": False}
     assert np.isnan(cells[f"{ATTAINED} ±"][0])
 
 
 def test_the_markdown_page_has_a_row_per_policy_and_cell(cells: pd.DataFrame) -> None:
-    text = boards.markdown(cells, ["SIMULATED with profile <h200>"])
+    text = command.markdown(cells, ["SIMULATED with profile <h200>"])
     table = text.partition("## Cells\n\n")[2].partition("\n\n")[0].splitlines()
     head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
     half = 3.182446 * np.std(SCATTER, ddof=1) / 2  # Student's t of 3 degrees of freedom

@@ -33,7 +33,7 @@ from cbatch import CbatchError, Limits, Request
 from cbatch.arrivals import Listed
 from cbatch.model.checkpoint import spec_from_checkpoint
 from cbatch.sim.profile_file import PROFILES, load_profile
-from experiments.arena.__main__ import arena
+from experiments.arena import arena
 from experiments.capacity.__main__ import COMMAND as SEARCH
 from experiments.check.__main__ import main as check
 from experiments.check.search import tiny_scenarios

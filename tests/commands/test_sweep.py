@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from commands import IN_PLAN, QUICK, WAITING, command, environment, errors_at_end, new_process, start, wait_for
 
-from experiments.arena.__main__ import COMMAND as ARENA
+from experiments.arena import COMMAND as ARENA
 from experiments.capacity.__main__ import COMMAND as CAPACITY
 from experiments.job import RUN, Command, SweepProgress, folder_name
 from experiments.run import main

@@ -1,18 +1,33 @@
-"""Makes tables of the cells in a folder, and marks policies that do not differ significantly from the best of their cell."""
+"""`python -m experiments.arena key=value ...`: a leaderboard of policies on traces, loads and objectives. `--help` lists all keys.
 
+The arena is a sweep of ordinary runs with `workload.load=`, one run per replication. The same command resumes the sweep, and
+another command adds runs to it. The page shows all runs in the sweep's folder.
+"""
+
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
 
-from experiments.capacity.command import slo_text
+from cbatch import ConfigError
+from cbatch.validation import parse, whole
+from experiments.capacity.command import SimulatedKeys, SimulatedSettings, slo_text
+from experiments.job import Command
 from experiments.report.headings import heading_of
 from experiments.report.intervals import compare, mean_of
 from experiments.report.labels import is_seed, label_runs, settings_of
 from experiments.report.notes import made_text, notes_of
+from experiments.run import main, run_sweep
+from experiments.settings.command_line import HELP, exit_status
+from experiments.settings.settings import read_as
+from experiments.store.provenance import write_text
 from experiments.store.run_folder import ERRORS, run_folders
 from experiments.store.runs import read_runs
+from experiments.sweep import FailedRunsError, sweep_folder
 
 _READING = (
     "Load: the request rate over the highest that any policy can sustain (B3). attained: share of the requests that meet all "
@@ -111,3 +126,44 @@ def _cells(replications: pd.DataFrame) -> pd.DataFrame:
     if frame[FOUND].isna().all():  # without a prefix cache
         frame = frame.drop(columns=[FOUND, f"{FOUND} ±"])
     return frame.sort_values(order, ascending=ascending, kind="stable", ignore_index=True)
+
+
+_OWN = ("-m", "--multirun", "sweep=", "replications=")
+
+COMMAND = Command("arena", partial(read_as, SimulatedSettings, SimulatedKeys), table=count_runs)
+
+
+def arena(arguments: Sequence[str]) -> int:
+    """Runs the command line. Returns its exit status."""
+    if HELP & {*arguments}:
+        return main(arguments, COMMAND)
+    return exit_status(partial(_arena, arguments), "")
+
+
+def _arena(arguments: Sequence[str]) -> int:
+    keys = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    folder_of_traces = keys.get("traces", "traces")
+    if "traces/" in keys.get("workload", "traces/") and not Path(folder_of_traces).is_dir():
+        problem = "no such folder; give the one with the published traces, or workload="
+        raise ConfigError(f"traces={folder_of_traces}: {problem}")
+    replications = parse(Annotated[int, whole(2, 10_000)], keys.get("replications", "5"), "replications")
+    sweep = keys.get("sweep", "arena").removesuffix("/runs")
+    runs = [argument for argument in arguments if not argument.startswith(_OWN)]
+    runs += [] if "experiment" in keys else ["experiment=arena"]
+    seeds = f"workload.seed={','.join(map(str, range(replications)))}"
+    try:
+        run_sweep([*runs, f"workload.replications={replications}", seeds, f"sweep={sweep}/runs"], COMMAND)
+    except FailedRunsError:
+        _write_page(sweep_folder(sweep))
+        raise
+    _write_page(sweep_folder(sweep))
+    return 0
+
+
+def _write_page(folder: Path) -> None:
+    if run_folders(folder):
+        print(write_text(folder / "arena.md", page_of(folder)))
+
+
+if __name__ == "__main__":
+    sys.exit(arena(sys.argv[1:]))

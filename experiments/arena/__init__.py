@@ -1,1 +1,0 @@
-"""The leaderboard: policies on traces, loads and objectives."""
