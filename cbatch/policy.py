@@ -18,9 +18,8 @@ from copy import deepcopy
 from inspect import getattr_static, isfunction
 from typing import Any, Protocol, TypeVar
 
-from cbatch.calls import call
 from cbatch.described import Described
-from cbatch.errors import ConfigError, Interruption, PolicyError
+from cbatch.errors import ConfigError, Interruption, PolicyError, call
 from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.request import Request

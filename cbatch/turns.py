@@ -15,9 +15,9 @@ from math import inf
 from typing import Any, cast
 
 from cbatch.arrivals import Arrivals, Listed, not_submitted
-from cbatch.calls import call
 from cbatch.cost import CostModel
 from cbatch.drafts import TableDrafts, drafter_of
+from cbatch.errors import call
 from cbatch.executor import Executor, Turn
 from cbatch.host import Observer
 from cbatch.inbox import Inbox

@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from cbatch import ConfigError
-from cbatch.calls import call
+from cbatch.errors import call
 from cbatch.validation import check_known
 from experiments.job import folder_name
 from experiments.plots.saving import save, with_suffix

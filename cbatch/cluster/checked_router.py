@@ -3,10 +3,9 @@
 from operator import index
 from typing import Any, SupportsIndex
 
-from cbatch.calls import call
 from cbatch.cluster.routers import Reject, Route, Router
 from cbatch.cluster.views import ClusterView, Phase, Role
-from cbatch.errors import PolicyError
+from cbatch.errors import PolicyError, call
 from cbatch.policy import name_of
 from cbatch.request import Request
 

@@ -6,10 +6,9 @@ request -> the cluster's router: any replica of the wanted pool -> the pool's ro
 from collections.abc import Mapping
 from typing import Any
 
-from cbatch.calls import call
 from cbatch.cluster.routers import Reject, Route, Router
 from cbatch.cluster.views import ClusterView, Role
-from cbatch.errors import PolicyError
+from cbatch.errors import PolicyError, call
 from cbatch.policy import name_of
 from cbatch.request import Request
 

@@ -14,9 +14,8 @@ from math import inf
 from operator import index
 from typing import Any, Protocol, SupportsIndex
 
-from cbatch.calls import call
 from cbatch.cluster.views import ClusterView, Phase
-from cbatch.errors import ConfigError, PolicyError
+from cbatch.errors import ConfigError, PolicyError, call
 from cbatch.record import Life
 
 _CLOSE, _READY, _TICK = range(3)

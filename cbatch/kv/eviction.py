@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
-from cbatch import calls
+from cbatch import errors
 from cbatch.request import Request
 
 BlockHash = Hashable  # a block's hash: identifies the content of a full block and of all preceding blocks
@@ -68,4 +68,4 @@ class Eviction:
 
 def call(eviction: Eviction, method: str, *arguments: Any) -> Any:
     """Calls a method of an eviction. Raises PolicyError, which states eviction and method, if the method fails."""
-    return calls.call(f"eviction {type(eviction).__name__}", getattr(eviction, method), *arguments)
+    return errors.call(f"eviction {type(eviction).__name__}", getattr(eviction, method), *arguments)

@@ -22,7 +22,7 @@ from cbatch.kv.changes import Changes
 from cbatch.kv.eviction import BlockHash, CachedBlock, Eviction, call
 from cbatch.kv.host import HostTier
 from cbatch.kv.leaves import Leaves
-from cbatch.kv.sharing import SharingPool
+from cbatch.kv.pool import SharingPool
 
 
 class PrefixPool(SharingPool):

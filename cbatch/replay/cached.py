@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cbatch.calls import call
 from cbatch.cost import CostModel
 from cbatch.drafts import Drafter, TableDrafts
-from cbatch.errors import ReplayError
+from cbatch.errors import ReplayError, call
 from cbatch.kv import Eviction, PrefixPool
 from cbatch.plan import Plan
 from cbatch.plan_check import check_plan

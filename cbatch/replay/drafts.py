@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cbatch.drafts import Drafter, Drafts
+from cbatch.drafts import Drafter, Drafts, Shares
 from cbatch.replay.decisions import Decision
 from cbatch.request import Request
-from cbatch.survivals import Shares
 
 
 def drafts_of(decision: Decision) -> dict[int, int]:

@@ -15,9 +15,8 @@ from typing import Protocol
 
 import torch
 
-from cbatch.calls import call
 from cbatch.drafts import NO_DRAFT, Drafter
-from cbatch.errors import PolicyError
+from cbatch.errors import PolicyError, call
 from cbatch.limits import Limits
 from cbatch.runtime.batch import Fields, Work
 from cbatch.runtime.slots import RankSlot

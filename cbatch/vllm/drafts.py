@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cbatch.drafts import Drafts
+from cbatch.drafts import Drafts, Shares
 from cbatch.request import Request
-from cbatch.survivals import Shares
 from cbatch.vllm.request import Population, served
 from cbatch.vllm.settings import Counts
 

@@ -6,8 +6,7 @@ from operator import attrgetter
 from typing import Any
 
 from cbatch.arrivals import check_fits
-from cbatch.calls import call
-from cbatch.errors import CbatchError, TooLongError, WorkloadError
+from cbatch.errors import CbatchError, TooLongError, WorkloadError, call
 from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.policy import HOOKS, check_policy, ignore, is_steady, name_of, optional_method

@@ -11,20 +11,20 @@
 Several replicas have an inbox and a thread each, and the thread that serves routes requests to them. Knows nothing of HTTP.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from traceback import format_exception
 from typing import Any
 
-from cbatch import CbatchError, Engine, Request, RunRecord
+from cbatch import CbatchError, Engine, Request, RequestSpec, RunRecord
 from cbatch.cluster import Cluster, LiveCluster
 from cbatch.facts import facts_of
 from experiments.serve import decisions_of, serve
 from experiments.server.clients import ClientArrivals, Inbox, Send, Turn
-from experiments.server.replicas import serve_replicas
 from experiments.server.settings import ServerSettings
 from experiments.settings.error_lines import one_line
 from experiments.setup.assemble import Run
@@ -82,3 +82,52 @@ def _clients(settings: ServerSettings, engines: Sequence[Engine], inbox: Inbox, 
             send(message)
 
     return [ClientArrivals(settings, each, Inbox(), send_alone, number, inbox) for number, each in enumerate(engines)]
+
+
+def serve_replicas(cluster: LiveCluster, clients: Sequence[ClientArrivals], inbox: Inbox) -> None:
+    """Routes the inbox's requests, which replicas serve on a thread each, until the door closes, or a replica or the router fails: raises its error.
+
+    When the door closes, each open request is cancelled where it is.
+    """
+    open_, is_open = set[int](), True
+    cluster.begin(clients, inbox)
+    try:
+        with _serving(clients, inbox):
+            while is_open or open_:
+                match inbox.get():
+                    case Future():  # a replica has failed
+                        break
+                    case RequestSpec() as spec:
+                        open_.add(spec.id)
+                        cluster.arrive(clients[0].request(spec), clients[0].now())
+                    case int(id_):
+                        if id_ in open_:
+                            cluster.cancel(id_)
+                    case None if is_open:
+                        is_open = False
+                        for place, each in enumerate(clients):
+                            each.num_cut = 0 if place else len(open_)
+                        for id_ in open_:
+                            cluster.cancel(id_)
+                    case message:
+                        open_.difference_update(request.id for request in cluster.take_in([message]))
+        cluster.settle()
+    finally:
+        if cluster.transfers is not None:
+            cluster.transfers.close()
+
+
+@contextmanager
+def _serving(clients: Sequence[ClientArrivals], inbox: Inbox) -> Iterator[None]:
+    """Serves on a thread per replica until the end of the `with`, and then raises a replica's error. Each that ends sends its future."""
+    with ThreadPoolExecutor(len(clients)) as threads:
+        serving = [threads.submit(each.serve) for each in clients]
+        for replica in serving:
+            replica.add_done_callback(inbox.put)
+        try:
+            yield
+        finally:
+            for each in clients:
+                each.messages.put(None)
+    for replica in serving:
+        replica.result()

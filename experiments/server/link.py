@@ -14,7 +14,7 @@ from threading import Thread, get_ident
 from traceback import walk_stack
 from typing import Any
 
-from cbatch.calls import call
+from cbatch.errors import call
 from experiments.server.clients import Inbox
 from experiments.server.engine import serve_clients
 from experiments.server.settings import ServerSettings

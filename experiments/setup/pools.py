@@ -12,8 +12,7 @@ from cbatch.facts import Facts
 from cbatch.policy import check_policy
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
-from cbatch.sim.draft_passes import DraftPasses
-from cbatch.sim.drafter import SurvivalsDrafter
+from cbatch.sim.drafter import DraftPasses, SurvivalsDrafter
 from experiments.settings.backend import Backend, Pool
 from experiments.settings.batch import LEAST_ITERATION
 from experiments.settings.hardware import CPU

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from cbatch import Described, Request, WorkloadError
-from cbatch.calls import call
+from cbatch.errors import call
 from cbatch.validation import Give, check, positive, whole
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
 from experiments.workloads.lengths import LONGEST, Lengths, UniformLengths, limit_lengths

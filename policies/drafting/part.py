@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cbatch import Plan, PlanBuilder, Policy, PolicyError, Request, StepRecord, View
-from cbatch.calls import call
+from cbatch.errors import call
 from policies.drafting.rule import DraftingRule
 
 __tracebackhide__ = True

@@ -17,8 +17,8 @@ from cbatch.moves import Room
 from cbatch.request import Request, RequestSpec
 from experiments.server import engine as server_engine
 from experiments.server.clients import Message, Turn
+from experiments.server.engine import serve_replicas
 from experiments.server.meters import Meters
-from experiments.server.replicas import serve_replicas
 from experiments.store.tables import read_requests, read_steps
 
 TWO = ("backend.replicas=2",)

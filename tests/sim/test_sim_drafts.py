@@ -13,14 +13,12 @@ from guesses import Speculating
 
 from cbatch import BatchShape, ConfigError, CostFunction, KVSize, Limits, Policy, Request, RunRecord, Server, Step
 from cbatch.cluster import Role
-from cbatch.drafts import ModelDrafter
+from cbatch.drafts import ModelDrafter, Shares
 from cbatch.model.topology import Topology
 from cbatch.request import Ints
 from cbatch.runtime.fast.graph_shapes import decode_sizes
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
-from cbatch.sim.draft_passes import DraftPasses
-from cbatch.sim.drafter import SurvivalsDrafter, uniforms
-from cbatch.survivals import Shares
+from cbatch.sim.drafter import DraftPasses, SurvivalsDrafter, uniforms
 from experiments.report.text import figures_text
 from experiments.serve import serve
 from experiments.settings.compose import compose_run
