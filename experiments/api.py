@@ -263,7 +263,7 @@ def _replicate(
     """Serves a simulation once for each seed."""
     first = keys.get("seed", 0)
     for key, value, least in (("seeds", seeds, 1), ("seed", first, 0)):
-        if not isinstance(value, Integral) or value < least:
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
             raise ConfigError(f"{key}={value!r}: give a whole number, at least {least}")
     for seed in range(first, first + seeds):
         folder = None if output is None else Path(output) / f"seed={seed}"

@@ -55,7 +55,8 @@ class CheckedRouter:
 
     def _check(self, chosen: Any, part: Any, shown: Request, stage: Role) -> int:
         """Returns the index of a replica that can take the request; raises PolicyError if the router chose none."""
-        where, is_index = self._where(shown), type(part) is int or isinstance(part, SupportsIndex)
+        where = self._where(shown)
+        is_index = type(part) is int or (isinstance(part, SupportsIndex) and type(part) is not bool)
         if not is_index or not 0 <= index(part) < len(self._view):
             last = len(self._view) - 1
             raise PolicyError(f"{where}: choose() returned {chosen!r}; return the index of a replica, from 0 to {last}")

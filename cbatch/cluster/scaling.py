@@ -128,7 +128,8 @@ class Fleet:
         answer: Any = call(where, scaler.wanted, self._look(at))
         numbers = answer if isinstance(answer, Mapping) or len(pools) > 1 else dict.fromkeys(pools, answer)
         valid = isinstance(numbers, Mapping) and numbers.keys() == pools.keys()
-        if not valid or not all(isinstance(each, SupportsIndex) and index(each) >= 0 for each in numbers.values()):
+        counts = numbers.values() if valid else [None]
+        if not all(isinstance(n, SupportsIndex) and not isinstance(n, bool) and index(n) >= 0 for n in counts):
             of = f" of each pool: {', '.join(pools)}" if any(pools) else ""
             remedy = f"return the number of replicas{of} (whole, at least 0)"
             raise PolicyError(f"{where}: wanted() returned {answer!r}; {remedy}")

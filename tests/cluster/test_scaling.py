@@ -163,6 +163,7 @@ def test_a_router_with_old_reports_sends_nothing_to_what_drains() -> None:
         ({"a": 1}, r"wanted\(\) returned {'a': 1}; return the number of replicas of each pool: a, b"),
         ({"a": 1, "b": 1.5}, r"wanted\(\) returned {'a': 1, 'b': 1.5}.*whole, at least 0"),
         ({"a": 1, "b": -1}, r"wanted\(\) returned {'a': 1, 'b': -1}.*whole, at least 0"),
+        ({"a": 1, "b": True}, r"wanted\(\) returned {'a': 1, 'b': True}.*whole, at least 0"),
     ],
 )
 def test_answers_that_are_no_numbers_of_replicas_are_named(answer: Any, says: str) -> None:

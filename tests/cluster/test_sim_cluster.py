@@ -151,7 +151,7 @@ def test_a_router_sees_queue_tokens_and_kv_cache_of_each_replica() -> None:
     ]
 
 
-@pytest.mark.parametrize("answer", [2, -1, 0.0, None, "first"])
+@pytest.mark.parametrize("answer", [2, -1, 0.0, None, "first", True])
 def test_a_router_that_returns_no_replica_is_named(answer: object) -> None:
     class Astray:
         def choose(self, request: Request, view: ClusterView) -> int:

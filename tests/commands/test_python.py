@@ -162,6 +162,7 @@ def test_real_tokens_are_in_the_record() -> None:
         ("orca", {"rate": -1}, ["workload.arrivals.rate=-1"]),
         ("orca", {"seeds": 2, "seed": [1, 2]}, ["seed=[1, 2]", "at least 0"]),
         ("orca", {"seeds": "2"}, ["seeds='2'", "at least 1"]),
+        ("orca", {"seeds": True}, ["seeds=True", "at least 1"]),
         ("orca", {"chunk": "256"}, ["chunk='256'"]),
         ("orca", {"tiers": object()}, ["tiers=<object"]),
         ("orca", {"metrics": {"warm": 1}}, ["metrics.warm", "warmup_requests"]),
