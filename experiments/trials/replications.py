@@ -13,11 +13,18 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
+
 from cbatch import ConfigError, Request, RequestSpec
 from cbatch.request import spec_of
 from experiments.workloads import ClosedLoop, GammaArrivals, OpenLoop, TraceReplay, Vocabulary, Workload
+from experiments.workloads.open_loop import DrawnRequests, PrefixGroups
+from experiments.workloads.trace import Trace
 
-_NUM_FOR_RATE = 4  # replications for the mean rate of a random workload
+_FOR_RATE, _FEWEST_FOR_RATE = (
+    500_000,
+    4,
+)  # requests, and replications where only whole requests can be drawn, for the mean rate
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Replication:
         pickled = pickle.dumps(self.workload)
         specs = _replication(pickled, self.number, self.num_requests)
         recorded = isinstance(self.workload, TraceReplay)
-        natural = _mean_rate([specs], self.workload) if recorded else _natural_rate(pickled, self.num_requests)
+        natural = _mean_rate([_begins(specs)], self.workload) if recorded else _natural_rate(pickled, self.num_requests)
         factor, begin, stretched = natural / self.rate, specs[0].arrival_time, list[RequestSpec]()
         for spec, first in zip(specs, first_arrivals(specs)[1], strict=True):
             time = (first - begin) * factor + (spec.arrival_time - first)
@@ -136,19 +143,36 @@ def _replication(pickled: bytes, number: int, num_requests: int) -> Sequence[Req
 @lru_cache(maxsize=2)
 def _natural_rate(pickled: bytes, num_requests: int) -> float:
     workload = pickle.loads(pickled)
-    if isinstance(workload, OpenLoop) and type(workload.arrivals) is GammaArrivals:  # its mean rate is exact
-        return workload.arrivals.rate * workload.rate_scale
+    if (
+        isinstance(workload, OpenLoop | PrefixGroups) and type(workload.arrivals) is GammaArrivals
+    ):  # its mean rate is exact
+        return workload.arrivals.rate * getattr(workload, "rate_scale", 1.0)
     if isinstance(workload, TraceReplay):
-        return _mean_rate([_drawn(pickled, None, None)], workload)
-    return _mean_rate([_drawn(pickled, number, num_requests) for number in range(_NUM_FOR_RATE)], workload)
+        return _mean_rate([_begins(_drawn(pickled, None, None))], workload)
+    if not isinstance(workload, DrawnRequests) or workload.answers_back:
+        drawn = (_drawn(pickled, number, num_requests) for number in range(_FEWEST_FOR_RATE))
+        return _mean_rate(map(_begins, drawn), workload)
+    seeds = range(workload.seed, workload.seed + max(_FOR_RATE // num_requests, _FEWEST_FOR_RATE))
+    traces = (replace(workload, seed=seed, num_requests=num_requests).trace() for seed in seeds)
+    return _mean_rate(map(_begins_of_trace, traces), workload)
 
 
-def _mean_rate(replications: Sequence[Sequence[RequestSpec]], workload: Workload) -> float:
-    """Returns the conversations per second, multiplied by the mean number of requests per conversation."""
-    begins = [first_arrivals(specs)[0] for specs in replications]
+def _begins(specs: Sequence[RequestSpec]) -> tuple[Sequence[float], int]:
+    """Returns the begins of conversations, and the number of their requests."""
+    return first_arrivals(specs)[0], len(specs)
+
+
+def _begins_of_trace(trace: Trace) -> tuple[Sequence[float], int]:
+    assert trace.arrival_time is not None, "of drawn requests"
+    begins = trace.arrival_time[trace.fields.get("turn", np.zeros(len(trace))) == 0]
+    return begins.tolist(), len(trace)
+
+
+def _mean_rate(replications: Iterable[tuple[Sequence[float], int]], workload: Workload) -> float:
+    """Returns the conversations per second, multiplied by the mean number of requests per conversation. replications: see `_begins`."""
+    begins, sizes = zip(*replications, strict=True)
     seconds = sum(times[-1] - times[0] for times in begins)
     if not seconds > 0:
         remedy = "its requests arrive together; choose an open loop or a trace with times, as in workload=open_loop"
         raise ConfigError(f"workload: {workload!r} has no rate; {remedy}")
-    turns = sum(map(len, replications)) / sum(map(len, begins))
-    return turns * sum(len(times) - 1 for times in begins) / seconds
+    return sum(sizes) / sum(map(len, begins)) * sum(len(times) - 1 for times in begins) / seconds
