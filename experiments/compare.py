@@ -16,8 +16,8 @@ parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is 
   runs=TEXT          only runs whose folder names or command lines contain this; values after = are compared whole
 
 Runs that differ only in the seed are replications and share a label. Labels are compared with the baseline that has the same
-settings apart from the policy's: in a sweep of rates and batches, in a table for each rate and batch; with a single policy and
-several evictions and sizes, evictions at each size. If the workloads differ in
+settings apart from the policy's: in a sweep of rates and batches, in a table for each rate and batch; with a single policy, each
+setting at equal values of the others, as chunks at each batch and batches at each chunk. If the workloads differ in
 nothing but the seed, both served the same requests: replications are then paired by seed, which removes most of the noise. The
 interval of the difference decides what is significant. Among many differences some are significant by chance: a line says how many
 remain if p values are corrected for their number by Holm's method. The interval of the ratio is computed on its logarithm, and may
@@ -201,9 +201,9 @@ def _figures(rows: pd.DataFrame, metrics: Sequence[str]) -> Sequence[str]:
 
 
 def pairs_of(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "") -> list[Pair]:
-    """Compares each label with the baseline of the same settings.
+    """Compares each label with the baseline of the same settings beside the policy's.
 
-    If no two labels share them, the settings but one are those that are equal, as in a sweep of evictions and sizes of one policy.
+    If all labels have one policy, each setting that varies is compared at equal values of all others, as in a sweep of evictions and sizes.
     If all settings differ, the baseline is a label that served the same requests; if there is none, the first of all.
 
     Args:
@@ -217,10 +217,15 @@ def pairs_of(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = ""
     is_base = is_baseline(rows, baseline or rows["policy"].iloc[0].partition("(")[0])
     rows = rows.assign(base=is_base).sort_values("base", ascending=False, kind="stable")
     pairs = []
-    # by settings; if no two labels share them, by all but one; else by the requests served; else all are one group
-    by_column = ([group for _, group in rows.groupby(column, sort=False)] for column in ("others", "rest", "served"))
-    shared = (groups for groups in by_column if any(group["label"].nunique() > 1 for group in groups))
-    for group in next(shared, [rows]):
+    alone = [str(column) for column in rows if str(column).startswith("but ")]
+    by_column = {
+        column: [group for _, group in rows.groupby(column, sort=False) if group["label"].nunique() > 1]
+        for column in ("others", *alone, "served")
+    }
+    groups = next(filter(None, by_column.values()), [rows])
+    if rows["policy"].str.partition("(")[0].nunique() == 1:
+        groups = [group for column in ("others", *alone) for group in by_column[column]] or groups
+    for group in groups:
         first, *others = (label for _, label in group.groupby("label", sort=False))
         pairs += [_pair(_counterpart(first, other, group), other, keys) for other in others]
     return pairs

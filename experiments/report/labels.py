@@ -192,10 +192,11 @@ def whole_key(key: str, runs: pd.DataFrame) -> str:
 
 
 def with_replications(rows: pd.DataFrame) -> pd.DataFrame:
-    """Returns runs with labels that differ between sources, and columns that pair runs: `served`, `others`, `rest`, `seed`, `replication`.
+    """Returns runs with labels that differ between sources, and columns that pair runs: `served`, `others`, `but SETTING`, `seed`, `replication`.
 
     Equal `replication` and `served`, the workload without its seed, mean that the same requests were served. `others` are the
-    settings except seeds and settings of the policy; `rest` those but the first that varies, objects before numbers. rows: runs with `source`, the folder that they were read from.
+    settings except seeds and settings of the policy. For each setting that varies beside policy and workload, `but SETTING` are all others,
+    or, where policies differ, the rest of `others`; objects come before numbers. rows: runs with `source`, the folder that they were read from.
     """
     labels, sources = label_runs(rows), rows["source"]
     settings = settings_of(rows).fillna("")
@@ -203,14 +204,19 @@ def with_replications(rows: pd.DataFrame) -> pd.DataFrame:
     workload = [key for key in keys if key.startswith("workload.")]
     others = [key for key in keys if key != "policy" and not key.startswith(("policy.", "code"))]
     varying = [key for key in others if settings[key].nunique() > 1 and key not in {*workload, "workload"}]
-    first = min(varying, key=lambda key: key not in _OBJECTS, default="")  # with its arguments
-    rest = [key for key in others if first and key != first and not key.startswith(f"{first}.")]
+    varying = [key for key in varying if not any(key.startswith(f"{of}.") for of in varying)]
+    among = keys if rows["policy"].str.partition("(")[0].nunique() == 1 else others
+    several = sources.where(sources.groupby(labels).transform("nunique") > 1, "")
+    but = {
+        f"but {key}": settings[[name for name in among if name != key and not name.startswith(f"{key}.")]]
+        for key in sorted(varying, key=lambda key: key not in _OBJECTS)
+    }
     requests = rows.get("capacity.requests", pd.Series(0, rows.index))
     rows = rows.assign(
-        label=labels.where(sources.groupby(labels).transform("nunique") == 1, labels + " in " + sources),
+        label=labels.where(several == "", labels + " in " + sources),
         served=settings[workload].assign(requests=requests).apply(tuple, axis=1),
         others=settings[others].apply(tuple, axis=1),
-        rest=settings[rest or others].apply(tuple, axis=1),
+        **{name: columns.assign(source=several).apply(tuple, axis=1) for name, columns in but.items()},
         seed=settings.get("workload.seed", ""),
     )
     again = rows.groupby(["label", "seed"]).cumcount()  # repeated measurements, or replications of a search

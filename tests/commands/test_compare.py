@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from collections.abc import Sequence
 from contextlib import chdir
 from pathlib import Path
@@ -77,7 +78,7 @@ def test_only_common_replications_are_paired() -> None:
 def rows(label: str, values: Sequence[float], served: str = "w", others: str = "") -> pd.DataFrame:
     """Makes replications of one label, whose figure is `metric`."""
     summary = {"about": {**ABOUT, "number": 1}, "metric": 0.0}
-    columns = {"label": label, "policy": label, "served": served, "others": others, "rest": others, "folder": label}
+    columns = {"label": label, "policy": label, "served": served, "others": others, "folder": label}
     figures = {
         "replication": range(len(values)),
         "metric": values,
@@ -183,16 +184,21 @@ def test_the_baseline_is_the_first_of_the_same_settings() -> None:
     assert titles(*rates[:2]) == ["a@2 over a@1, NOT paired: they served different requests"]
 
 
-def test_with_one_policy_a_single_setting_differs(tmp_path: Path) -> None:
-    """Evictions at equal sizes of host memory."""
+def test_with_one_policy_each_setting_is_compared_at_equal_values_of_the_other(tmp_path: Path) -> None:
+    """Evictions at equal sizes of host memory, and sizes with equal evictions: 6 tokens per second are those of the size."""
     for number, (eviction, size, seed) in enumerate(itertools.product(("lru", "lfu"), (0, 6), (0, 1))):
         settings = {"workload": {"seed": seed}, "kv": {"host_tokens": size}, "eviction": eviction}
         given = [f"eviction={eviction}", f"kv.host_tokens={size}"]
         about = {"policy": "a", "overrides": given, "number": number}
         write_run(tmp_path / f"{eviction} {size} {seed}", about, settings, speed=1.0 + size + seed)
     said = [line for line in printed(str(tmp_path), SPEED).splitlines() if " over " in line]
-    assert len(said) == 2 and all("lfu" in line and "lru" in line for line in said)
-    assert [f"host_tokens={size}" in line for line, size in zip(said, (0, 6), strict=True)] == [True, True]
+    evictions, sizes = said[:2], said[2:]
+    assert all("lfu" in line and "lru" in line for line in evictions)
+    assert [f"host_tokens={size}" in line for line, size in zip(evictions, (0, 6), strict=True)] == [True, True]
+    assert len(sizes) == 2 and all(
+        eviction in line and "=6" in line for line, eviction in zip(sizes, ("lru", "lfu"), strict=True)
+    )
+    assert re.findall(r"([+-]\d) \[", "\n".join(printed(str(tmp_path), SPEED).split(sizes[0])[1:])) == ["+6", "+6"]
     complaint = printed(str(tmp_path), SPEED, "baseline=lru 6")
     assert complaint.partition("or a label: ")[2].count("eviction=lru") == 2, "those that are known"
 
