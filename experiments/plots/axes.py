@@ -52,6 +52,7 @@ _SETTINGS = {
     "prefix_cache": "prefix cache",
     "drafter.alpha": "acceptance rate of drafts",
     "backend.replicas": "replicas",
+    "backend.pools": "replicas of each role",
     "backend.router": "router",
     "backend.staleness": "age of the router's reports [s]",
     "backend.tensor_parallel": "GPUs in tensor parallelism",

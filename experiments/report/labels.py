@@ -116,7 +116,7 @@ def _parts(
     overrides = {text for row in runs["summary"] for text in row["about"]["overrides"]}
     given = {key_of(text) for text in overrides}
     inside = {f"{key_of(text)}.{name}" for text in overrides for name in _INSIDE.findall(text)}
-    texts = _with_arguments(settings_of(runs), shown, given | inside).assign(**_layouts(runs, shown))
+    texts = _with_arguments(settings_of(runs), shown, given | inside).assign(**layouts(runs, shown))
     seeds = [key for key in map(str, texts) if is_seed(key)]
     keys = [key for key in map(str, texts) if key not in {*shown, *seeds} and texts[key].nunique(dropna=False) > 1]
     keys.sort(key=lambda key: (key not in _QUESTION, key != _LAYOUT, key not in given))
@@ -173,7 +173,7 @@ def _with_arguments(texts: pd.DataFrame, shown: Collection[str], given: Collecti
     return texts
 
 
-def _layouts(runs: pd.DataFrame, shown: Collection[str]) -> dict[str, list[str]]:
+def layouts(runs: pd.DataFrame, shown: Collection[str] = ()) -> dict[str, list[str]]:
     """Returns the replicas of each role by `_LAYOUT` if any pool has a role, unless numbers of replicas or roles are shown."""
     whole, shows = [], re.compile(r"backend\.(pools\..+\.)?(replicas|role)").fullmatch
     for identity in (summary["about"]["identity"] for summary in runs["summary"]):

@@ -20,7 +20,7 @@ from tabulate import tabulate
 from cbatch import ConfigError
 from experiments.report.headings import COLUMNS, flat, heading_of
 from experiments.report.intervals import few_text, mean_of
-from experiments.report.labels import chosen_settings, code_text, label_runs, settings_of, with_given
+from experiments.report.labels import chosen_settings, code_text, label_runs, layouts, settings_of, with_given
 from experiments.report.notes import notes_of, tail_text
 from experiments.report.text import Summary, count_text, figures_text, format_mean, format_number
 from experiments.store.claim import read_state
@@ -46,6 +46,7 @@ def read_runs(folder: str | Path) -> pd.DataFrame:
         label: the policy, and other settings that vary, except seeds; repeated runs share a label, as in plots.
         All settings that the run depends on, by key (`policy`, `workload.pd_ratio`), the fields of `about` (`model`,
         `simulated`, `hardware`, ...), and all figures by group and name (`ttft_seconds.p99`). NaN if a run has no such value.
+        backend.pools: if any pool has a role, the replicas of each role, as in `1 prefill + 3 decode`.
         folder: the run's folder, as text. summary: the dictionary of summary.json.
     Raises ConfigError if there is no such folder, it has no complete run, or a file of a run was changed.
     """
@@ -68,7 +69,7 @@ def frame_of(results: Iterable[tuple[Path, Summary]]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = sorted((_row(*result) for result in results), key=place)
     frame = pd.DataFrame(rows)
     if not frame.empty:
-        frame["policy"] = with_given(frame)
+        frame = frame.assign(policy=with_given(frame), **layouts(frame))
         frame.insert(0, "label", label_runs(frame))
     return frame
 

@@ -58,6 +58,18 @@ def test_one_bar_alone_stands_at_its_name_and_may_be_renamed(tmp_path: Path) -> 
     assert [text.get_text() for text in panel.get_xticklabels()] == ["belady\n(reads the future)", "Ours"]
 
 
+def test_the_replicas_of_each_role_are_an_axis_of_names(tmp_path: Path) -> None:
+    layouts = {0.5: {"p": ("prefill", 1), "d": ("decode", 3)}, 0.75: {"p": ("prefill", 2), "d": ("decode", 2)}}
+    for number, (found, layout) in enumerate(layouts.items()):
+        pools = {name: {"role": role, "replicas": replicas} for name, (role, replicas) in layout.items()}
+        figures = {"prefix_cache": {"hit_share": found}}
+        write_run(tmp_path / str(number), {"number": number}, {"backend": {"pools": pools}}, figures=figures)
+    [panel] = curves.draw(tmp_path, x="backend.pools", y=("prefix_cache.hit_share",)).axes
+    assert [*bars(panel).values()] == [[(0, 50), (1, 75)]]
+    texts = [text.get_text() for text in panel.get_xticklabels()]
+    assert texts == ["1 prefill + 3 decode", "2 prefill + 2 decode"]
+
+
 def test_a_setting_may_be_given_by_the_last_part_of_its_key(tmp_path: Path) -> None:
     """The name on the axis is the class; an ambiguous part and an argument of the policy need the whole key, a group one of its keys that vary."""
     for number, router in enumerate(("mine.Aging", "least_loaded")):
