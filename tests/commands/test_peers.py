@@ -92,6 +92,23 @@ def test_the_fastest_engine_is_compared_and_less_time_is_faster(
     assert one == [f"one [{unit}]", "8.00", "", "4.00", "2.00x" if unit == "tokens/s" else "0.50x"]
 
 
+def test_runs_before_a_failure_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, generate = list[int](), StandIn.generate
+
+    def fail_at_last(self: StandIn, input_ids: Sequence[Sequence[int]], sampling_params: Sequence[Any]) -> list[Any]:
+        served.append(len(input_ids))
+        if len(served) == 4:  # of the warm-up and three runs
+            raise RuntimeError("out of memory")
+        return generate(self, input_ids, sampling_params)
+
+    monkeypatch.setattr(StandIn, "generate", fail_at_last)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        measure.main(engine="sglang", cases="one", repeats=3, folder=str(tmp_path))
+    [path] = tmp_path.glob("*/peers.json")
+    figures = json.loads(path.read_text())["engines"]["sglang-0.5-one"]["figures"]
+    assert {name: found["repeats"] for name, found in figures.items()} == {"value": 2, "seconds": 2}
+
+
 def test_another_engine_serves_our_benchmarks_without_a_prefix_cache(tmp_path: Path) -> None:
     measure.main(engine="sglang", cases="one;decode", repeats=2, folder=str(tmp_path))
     [path] = tmp_path.glob("*/peers.json")

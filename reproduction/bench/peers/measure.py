@@ -56,7 +56,7 @@ def main(
     turns: str = "",
     folder: str = RESULTS,
 ) -> None:
-    """Measures and prints; adds each case to peers.json, under the engine and its version, when it has been measured.
+    """Measures and prints; adds each case to peers.json, under the engine and its version, after its first run and again after each further one.
 
     cases: beginnings of names, separated by ";". path: of the trace. attention: of transformers. kv_tokens: of the
     cache of vLLM or SGLang, 0 for what the card has. turns: a file that processes on the same cards name: they start together, run in turn.
@@ -68,16 +68,18 @@ def main(
         requests = requests_of(case, spec, path)
         longest = max(request.max_tokens for request in requests)
         warm_up = shortened(requests, min(case.batch, WARM_UP_REQUESTS))
-        with started(engine, case, spec, longest, warm_up, attention, kv_tokens, turns) as (peer, start_seconds):
-            seconds, settings = [serve(peer, requests) for _ in range(repeats)], peer.settings
         about = {
             "requests": len(requests),
             "prompt_tokens": sum(request.num_prompt_tokens for request in requests),
             "output_tokens": sum(request.max_new_tokens for request in requests),
-            "start_seconds": start_seconds,
         }
-        figures = {"value": spread([speed(case, requests, taken) for taken in seconds]), "seconds": spread(seconds)}
-        add_row(engine, name, case, settings, figures, folder, **about)
+        seconds = list[float]()
+        with started(engine, case, spec, longest, warm_up, attention, kv_tokens, turns) as (peer, start_seconds):
+            for _ in range(repeats):
+                seconds.append(serve(peer, requests))
+                speeds = [speed(case, requests, taken) for taken in seconds]
+                figures = {"value": spread(speeds), "seconds": spread(seconds)}
+                add_row(engine, name, case, peer.settings, figures, folder, **about, start_seconds=start_seconds)
 
 
 def add_row(
