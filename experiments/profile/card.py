@@ -18,7 +18,7 @@ from cbatch.sim import PROFILES, Profile, ProfileCost, load_profile
 from cbatch.sim.profile import Card
 from cbatch.sim.profile_file import profile_names, profile_text
 from experiments.profile.batches import prompts, spread
-from experiments.profile.laboratory import Batch, Laboratory
+from experiments.profile.laboratory import ROUNDS, Batch, Laboratory
 from experiments.profile.machine import build, hardware_name
 from experiments.profile.measure import Report
 from experiments.settings.hardware import card_name
@@ -31,7 +31,6 @@ TOTALS, DECODES, CONTEXTS = (256, 512, 1024, 2048), (4, 16, 32, 64), (1056, 4128
 """Tokens of iterations with prompts; numbers and mean contexts of decodes alone."""
 
 BESIDE = 32  # decodes beside the chunks
-ROUNDS = 3  # rounds in which every iteration is measured once: a card's clock drifts over seconds
 
 
 def measure_card(report: Report, hardware: str = "", model: str = "llama-3.1-8b", output: str = "") -> Path:
@@ -61,16 +60,13 @@ def measure_card(report: Report, hardware: str = "", model: str = "llama-3.1-8b"
 
 def times(laboratory: Laboratory, report: Report) -> dict[Batch, float]:
     """Returns the median seconds of each iteration."""
-    longest, found = laboratory.limits.max_request_tokens, list[dict[Batch, float]]()
+    longest = laboratory.limits.max_request_tokens
     beside = spread(BESIDE, CONTEXTS[0], longest)
     batches = [Batch((), spread(number, context, longest)) for number in DECODES for context in CONTEXTS]
     batches += [batch for size in TOTALS for batch in (Batch(prompts(size)), Batch(((size - BESIDE, 0),), beside))]
-    held = list(filter(laboratory.holds, batches))
-    for number in range(ROUNDS):
-        report(f"{len(held)} iterations, round {number + 1} of {ROUNDS}")
-        laboratory.measured.clear()
-        found.append({batch: laboratory.time(batch) for batch in held})
-    return {batch: median(taken[batch] for taken in found) for batch in held}
+    report(f"{len(batches)} iterations, {ROUNDS} times each in turn")
+    laboratory.time_in_rounds(batches)
+    return laboratory.measured
 
 
 def speed(

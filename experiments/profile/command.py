@@ -26,7 +26,15 @@ from experiments.profile.host import host_times
 from experiments.profile.kernels import ShareOf, kernel_times, shares, unknown
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import TILES, Machine, build, ceilings, hardware_name
-from experiments.profile.measure import Iterations, Report, drafted_attention, drafted_bases, measure, mixed_bases
+from experiments.profile.measure import (
+    Iterations,
+    Report,
+    drafted_attention,
+    drafted_bases,
+    measure,
+    mixed_bases,
+    time_bases,
+)
 from experiments.settings.compose import compose_run
 from experiments.settings.hardware import cpu_profile, memory_bytes
 from experiments.settings.overrides import check_effects
@@ -244,7 +252,9 @@ def _captured_by(
     report(f"captured rows: graphs for batch {machine.server.limits.max_batch}")
     with closing(machine.server):
         edges = sorted({2, *machine.mixed_sizes, *(size + 1 for size in machine.mixed_sizes[:-1])})
-        return machine.mixed_sizes, mixed_bases(machine.laboratory(spec), edges, iterations.chunks)
+        laboratory = machine.laboratory(spec)
+        time_bases(laboratory, edges)
+        return machine.mixed_sizes, mixed_bases(laboratory, edges, iterations.chunks)
 
 
 def _compare(cost: ProfileCost, measured: dict[Batch, float], between: list[Batch], report: Report) -> Errors:

@@ -60,16 +60,18 @@ def measure(
     """
     limits = laboratory.limits
     report("decodes alone")
+    laboratory.time_in_rounds(Batch((), (1,) * number) for number in batches.decode_counts(decode_sizes))
     alone = PiecewiseLinear.through(
         (number, laboratory.seconds(Batch((), (1,) * number))) for number in batches.decode_counts(decode_sizes)
     )
     decodes = _contexts(laboratory, batches.attention_counts(decode_sizes), partial(Batch, ()), alone.at)
     shared = shared_reads(laboratory, decode_sizes, decodes) if power_limited else None
+    report("iterations with prompts")
+    totals = batches.mixed_totals(mixed_sizes, limits.tile, limits.max_tokens)
+    time_bases(laboratory, totals)
     report("chunks of prompts")
     sizes = batches.fit_in(batches.CHUNKS, min(limits.max_tokens, limits.max_request_tokens))
     small = _chunks(laboratory, [size for size in sizes if size <= batches.WHOLE])
-    report("iterations with prompts")
-    totals = batches.mixed_totals(mixed_sizes, limits.tile, limits.max_tokens)
     mixed = mixed_bases(laboratory, totals, ChunkGrid.through(small))
     large = _chunks(laboratory, [size for size in sizes if size > batches.WHOLE], mixed)
     power = None
@@ -155,6 +157,11 @@ def _mixed_decodes(
     most = min(limits.max_batch - 1, limits.max_tokens - 2)
     counts = sorted({*(number for number in decode_sizes if number < most), max(3 * most // 4, 1), most})
     return _contexts(laboratory, counts, beside_chunk, base)
+
+
+def time_bases(laboratory: Laboratory, totals: Iterable[int]) -> None:
+    """Times the iterations of `mixed_bases` in rounds."""
+    laboratory.time_in_rounds(Batch(batches.prompts(total)) for total in totals)
 
 
 def mixed_bases(laboratory: Laboratory, totals: Iterable[int], chunks: ChunkGrid) -> PiecewiseLinear:

@@ -133,6 +133,19 @@ def test_a_pause_of_the_host_leaves_the_median_of_a_long_iteration() -> None:
     assert lab.executor.now() > 0.9  # it paused
 
 
+@pytest.mark.parametrize("begins", [0.0, 0.9, 2.1])
+def test_a_clock_that_is_slow_for_a_second_changes_no_time_that_is_measured_in_rounds(begins: float) -> None:
+    class Drifting(Clockwork):
+        def seconds(self, shape: BatchShape) -> float:
+            return super().seconds(shape) * (1.03 if begins <= self.clock < begins + 1 else 1.0)
+
+    lab, batches = lab_of(Drifting()), [Batch(((tokens, 0),)) for tokens in (2, 64, 65, 128, 129, 256, 1500, 1600)]
+    lab.time_in_rounds(batches)
+    for batch in batches:
+        assert lab.measured[batch] == pytest.approx(Clockwork().seconds(batch.shape())), batch
+    assert 4 < lab.executor.now() < 9
+
+
 def test_many_decodes_are_timed_in_the_steady_state_of_the_clock() -> None:
     """After few decodes many are 4% faster for 0.2 s, and 4% slower from 0.5 to 1.1 s: the power is limited on average. Few are slow right after many."""
 
