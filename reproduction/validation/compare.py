@@ -30,6 +30,9 @@ TARGETS = CLOSED | {f"{kind} {rank}": target for kind in KINDS for rank, target 
 
 RANK = 0.3
 
+BARS = {"mean": 0.05, "P50": 0.05, "P90": 0.1, "P99": 0.15}
+"""Errors of latencies by which documents count runs, whatever the percentile of the simulated run."""
+
 NUDGES = (0.99, 0.995, 1.005, 1.01)
 """Factors of all iteration times with which each run is simulated again, to see how sensitive its figures are."""
 
@@ -190,6 +193,14 @@ def is_within(name: str, target: float, found: Mapping[str, Any]) -> bool:
     """Whether a run is within the target of a figure, or, as P90 or P99, within `RANK` percentiles."""
     place = found["percentile_rank"].get(name) if name.endswith((" P90", " P99")) else None
     return abs(found["error"][name]) <= target or (place is not None and abs(place - float(name[-2:])) <= RANK)
+
+
+def within_bars(cases: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns how many runs have no latency whose error exceeds its bar (`BARS`), and how many runs there are."""
+    bars = {f"{kind} {rank}": bar for kind in KINDS for rank, bar in BARS.items()}
+    errors = [run["error"] for runs in cases.values() for run in runs.values()]
+    met = [all(abs(of_run.get(name, 0.0)) <= bar for name, bar in bars.items()) for of_run in errors]
+    return sum(met), len(met)
 
 
 def on_card(case: str, card: int) -> str:

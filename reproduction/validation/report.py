@@ -5,7 +5,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from reproduction.validation.compare import CLOSED, KINDS, RANK, RANKS, TARGETS, is_within, judged
+from reproduction.validation.compare import BARS, CLOSED, KINDS, RANK, RANKS, TARGETS, is_within, judged, within_bars
 
 ITERATIONS = ("with prompts", "decodes alone")
 
@@ -41,6 +41,8 @@ def show(result: dict[str, Any]) -> None:
         errors_of_card = ", ".join(f"{kind} {error:+.1%}" for kind, error in kinds.items())
         print(f"  card {card}: all iterations, predicted one by one: {errors_of_card}")
     print(f"  {_within_line(result)}")
+    bars = ", ".join(f"{bar:.0%} ({rank})" for rank, bar in BARS.items())
+    print("  all latencies within {}: {} of {} runs".format(bars, *within_bars(result["cases"])))
     for key, whose in (("at_card_speed", "the card"), ("at_own_speed", "the run's own iterations")):
         for name, found in result.get(key, {}).items():
             print(f"  {name} at the speed of {whose}: {found['median']:.1%} (at most {found['largest']:.1%})")
