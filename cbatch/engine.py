@@ -5,7 +5,7 @@ from math import inf
 
 from cbatch.arrivals import Arrivals, Listed, check_all, check_fits
 from cbatch.errors import PolicyError
-from cbatch.host import advance, drive
+from cbatch.host import advance, drive, uncollected
 from cbatch.moves import Moved, end_leases, give, lend
 from cbatch.record import RunRecord
 from cbatch.request import FinishReason, Request, read_only
@@ -101,7 +101,8 @@ class Engine(Turns):
 
     def run(self, on_turn: Callable[["Engine"], object] = lambda engine: None) -> RunRecord:
         """Serves until every request has ended. `on_turn`, for progress bars, is called after each turn or leap."""
-        drive(self, self.arrivals, on_turn)
+        with uncollected(self.executor.needs_tokens):
+            drive(self, self.arrivals, on_turn)
         self.settle()
         assert self.state.pool.num_used == 0, "every KV block is free when nothing runs"
         return self.record

@@ -5,7 +5,9 @@
 A host is an `Engine` or a `Cluster`. Time advances in `turn` and `sleep_until`: on the executor's clock, virtual in simulation.
 """
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from typing import Any, Protocol
 
@@ -63,6 +65,18 @@ class Observer(Protocol):
 
     def changed(self, at: float, num_used: int, earlier: Sequence[tuple[float, int]] = ()) -> None:
         """An iteration was launched or absorbed. at: seconds. num_used: KV blocks. earlier: both, of the other iterations of a leap."""
+
+
+@contextmanager
+def uncollected(real_time: bool) -> Iterator[None]:
+    """Spares what there is from the garbage collector in real time: a search through a process with PyTorch stops it for a third of a second."""
+    if real_time:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if real_time:
+            gc.unfreeze()
 
 
 def drive(host: Host, arrivals: Arrivals, on_turn: Callable[[Any], object] = lambda host: None) -> RunRecord:

@@ -155,6 +155,7 @@ def serve(
         with RunTables(folder, *columns, drafts) if folder and settings.tables else nullcontext() as tables:
             keep = partial(_keep, run.gathered, tables)
             with run.meter() as run.energy:
+                gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
                 record = loop(run, folder) if loop else _run(run, folder, bar, keep)
             origin["wall_seconds"] = time.perf_counter() - began
             if len(record.requests) >= 20_000 and folder:  # whose tables take seconds to write
@@ -244,7 +245,6 @@ def _run(run: Run, folder: Path | None, bar: bool, keep: Callable[[RunRecord], S
     """Serves the requests to their end. Returns the record; of a streamed run, the piece that `keep` has not taken yet."""
     shown = progress(run.settings.progress if bar else "off", run.num_requests)
     with closing(run.server), decisions_of(run, folder), shown as on_step:
-        gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
         turns, most = count(), AT_ONCE * max(len(run.engine.engines) // 4, 1)
 
         def show_and_drain(engine: Engine | Cluster) -> None:

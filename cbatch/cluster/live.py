@@ -19,7 +19,7 @@ from cbatch.cluster.transfers import Moves
 from cbatch.cluster.views import Role
 from cbatch.engine import Engine
 from cbatch.errors import PolicyError
-from cbatch.host import drive
+from cbatch.host import drive, uncollected
 from cbatch.moves import Moved
 from cbatch.policy import name_of
 from cbatch.record import RunRecord
@@ -68,7 +68,7 @@ class LiveCluster(Cluster):
 
     def run(self, on_turn: Callable[[Any], object] = lambda cluster: None) -> RunRecord:
         """Serves as `Cluster`; `on_turn` is called every 0.1 s. An exception in a replica, or here, ends all replicas."""
-        with self._serving():
+        with uncollected(True), self._serving():
             return super().run(on_turn)
 
     def begin(self, replicas: Sequence[Any], messages: "SimpleQueue[Any]") -> None:

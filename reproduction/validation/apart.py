@@ -7,7 +7,6 @@ Lengths are those of the Azure traces of conversations and code, in random order
 to first token and its mean time per further token do.
 """
 
-import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain, product
@@ -249,7 +248,6 @@ def main(
         for layout in LAYOUTS:  # compiles what the first run would compile
             warm_up = equal_requests(64, 300, 16, vocabulary.size)
             laid_out(real, layout).engine(compose_run(*SETUP.split()).policy(), warm_up).run()
-        gc.freeze()  # as in a run of `experiments.run`: a collection of all objects stops both replicas for half a second
         for number, row in enumerate(rows, 1):
             found, runs = measure(real, row, f"{row['keys']} traces={traces}", vocabulary, profile)
             row |= found

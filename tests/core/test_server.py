@@ -1,5 +1,7 @@
 """A server serves one set of requests after another, each from a clock at 0."""
 
+import gc
+
 from schedules import UnitCost
 from tiny_models import LLAMA
 
@@ -29,14 +31,17 @@ def test_a_simulated_server_serves_the_same_requests_twice_alike() -> None:
     assert first[0][0] < 0.05
 
 
-def test_real_requests_arrive_when_they_say_in_every_run() -> None:
+def test_real_requests_arrive_when_they_say_in_every_run_and_no_search_of_all_objects_stops_them() -> None:
     server = Server(
         cpu.build(LLAMA, limits := Limits(2, 32, 16), kv := KVSize(16, 4), Options()), limits, UnitCost(), kv
     )
+    spared: list[int] = []  # objects that a collection would pass over
     try:
         for _ in range(2):
             late = Request(0, 4, 2, arrival_time=0.3, prompt=[1, 2, 3, 4])
-            server.serve(Orca(), [late])
+            server.serve(Orca(), [late], on_step=lambda engine: spared.append(gc.get_freeze_count()))
             assert late.admitted_at is not None and late.admitted_at >= 0.3
+            assert not gc.get_freeze_count()
     finally:
         server.close()
+    assert min(spared) > 10_000
