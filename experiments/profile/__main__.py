@@ -31,6 +31,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 from tabulate import tabulate
@@ -47,34 +48,24 @@ def main(arguments: Sequence[str]) -> int:
     return run(_profile, arguments, lambda: str(__doc__), composes=True, resume_hint="files written are complete")
 
 
+_WAYS = {"card": "card:measure_card", "copies": "command:measure_copies"}
+_WAYS |= {"cpu": "command:measure_cpu", "drafts": "command:measure_drafts"}
+"""Functions by the first option, imported only where needed, as torch takes seconds; without one of these, models are measured."""
+
+
 def _profile(*options: str) -> None:
-    """Runs the measurement that the options choose; loads each module only where needed, as torch takes seconds."""
-    make: Callable[..., object] = show
-    name, own = f"profile {options[0]}", options[1:]
-    if options[0] != "show":
-        check_installed("real", "torch", "transformers")
-    if options[0] == "cpu":
-        from experiments.profile.command import measure_cpu
-
-        measure_cpu(reporter(), *own)
+    kind, *own = options
+    if kind == "show":
+        show(**keyword_arguments(show, own, "profile show"))
         return
-    if options[0] == "card":
-        from experiments.profile.card import measure_card
-
-        make = partial(measure_card, reporter())
-    elif options[0] == "copies":
-        from experiments.profile.command import measure_copies
-
-        make = partial(measure_copies, reporter())
-    elif options[0] == "drafts":
-        from experiments.profile.command import measure_drafts
-
-        make = partial(measure_drafts, reporter())
-    elif options[0] != "show":
-        from experiments.profile.command import profile
-
-        make, name, own = partial(profile, reporter()), "profile", options
-    make(**keyword_arguments(make, own, name))
+    check_installed("real", "torch", "transformers")
+    if kind not in _WAYS:
+        own = [*options]
+    measure = partial(resolve_name(f"experiments.profile.{_WAYS.get(kind, 'command:profile')}"), reporter())
+    if kind == "cpu":
+        measure(*own)
+    else:
+        measure(**keyword_arguments(measure, own, f"profile {kind}" if kind in _WAYS else "profile"))
 
 
 def show(hardware: str) -> None:
