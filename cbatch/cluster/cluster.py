@@ -12,11 +12,9 @@ from math import inf
 from typing import Any
 
 from cbatch.arrivals import Arrivals, Listed, check_all
-from cbatch.cluster.checked_router import CheckedRouter
 from cbatch.cluster.merging import Executors, Merger
-from cbatch.cluster.pool_routers import PoolRouters
 from cbatch.cluster.reporter import Reporter
-from cbatch.cluster.routers import Reject, Route, Router
+from cbatch.cluster.routers import CheckedRouter, PoolRouters, Reject, Route, Router
 from cbatch.cluster.scaling import Fleet, Scaling
 from cbatch.cluster.transfers import Moves, Transfers
 from cbatch.cluster.views import ClusterView, ReplicaView, Role

@@ -1,10 +1,13 @@
 """Routers choose the replica that serves a request, from dated views of all replicas (`views`). `policies.routers` has more."""
 
 from collections import Counter
-from operator import attrgetter
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from operator import attrgetter, index
+from typing import Any, NamedTuple, Protocol, SupportsIndex
 
-from cbatch.cluster.views import ClusterView, Role
+from cbatch.cluster.views import ClusterView, Phase, Role
+from cbatch.errors import PolicyError, call
+from cbatch.policy import name_of
 from cbatch.request import Request
 
 
@@ -65,3 +68,126 @@ class LeastLoaded:
     def choose(self, request: Request, view: ClusterView) -> int:
         load = attrgetter("outstanding_tokens" if self._tokens else "num_unfinished")
         return min(view.fitting(request), key=lambda index: int(load(view[index])))
+
+
+class CheckedRouter:
+    """A router that names only replicas which can do what they are chosen for; others raise PolicyError."""
+
+    def __init__(self, router: Router, view: ClusterView, can_move: bool) -> None:
+        """can_move: whether a request can leave the replica to which it was sent."""
+        self._router, self._name, self._view, self._can_move = router, name_of(router), view, can_move
+        self._on_end = getattr(router, "on_end", None)
+
+    def look(self, now: float) -> ClusterView:
+        """Returns the view at a time, and tells the router which requests have ended."""
+        for ended in self._view.update(now):
+            if self._on_end is not None:
+                call(self._where(ended), self._on_end, ended)
+        return self._view
+
+    def choose(self, shown: Request, now: float, stage: Role = Role.PREFILL) -> int | Route | Reject:
+        """shown: a copy of the request that shows no progress."""
+        view = self.look(now)
+        view.stage = stage
+        chosen: Any = call(self._where(shown), self._router.choose, shown, view)
+        if isinstance(chosen, Reject):
+            return chosen
+        if not isinstance(chosen, Route):
+            return self._check(chosen, chosen, shown, stage)
+        if not self._can_move and (chosen.prefill != chosen.decode or chosen.copy is not None):
+            remedy = "a router that moves them states moves = True in its class"
+            raise PolicyError(
+                f"{self._where(shown)}: returned {chosen}, but requests stay where they are sent; {remedy}"
+            )
+        stays = chosen.prefill == chosen.decode  # such a replica decodes, whatever its role
+        stages = Role.DECODE if stays else Role.PREFILL, Role.DECODE, Role.BOTH
+        parts = zip(chosen, stages, strict=True)
+        return Route(*(self._check(chosen, part, shown, role) for part, role in parts if part is not None))
+
+    def choose_decoder(self, shown: Request, now: float) -> int:
+        chosen = self.choose(shown, now, Role.DECODE)
+        if isinstance(chosen, Reject):
+            raise PolicyError(f"{self._where(shown)}: returned {chosen} for its decoder; reject it at its arrival")
+        return chosen.decode if isinstance(chosen, Route) else chosen
+
+    def _where(self, request: Request) -> str:
+        return f"router {self._name}, request {request.id}"
+
+    def _check(self, chosen: Any, part: Any, shown: Request, stage: Role) -> int:
+        """Returns the index of a replica that can take the request; raises PolicyError if the router chose none."""
+        where = self._where(shown)
+        is_index = type(part) is int or (isinstance(part, SupportsIndex) and type(part) is not bool)
+        if not is_index or not 0 <= index(part) < len(self._view):
+            last = len(self._view) - 1
+            raise PolicyError(f"{where}: choose() returned {chosen!r}; return the index of a replica, from 0 to {last}")
+        view = self._view[replica := index(part)]
+        if view.phase is not Phase.READY:
+            problem = f"is {view.phase}"
+        elif not view.fits(shown):
+            problem = f"serves up to {view.max_tokens} tokens per request"
+        elif Role.BOTH not in (view.role, stage) and view.role is not stage:
+            problem = f"has the role {view.role}"
+        else:
+            return replica
+        raise PolicyError(f"{where}: chose replica {replica}, which {problem}; choose from view.fitting(request)")
+
+
+class PoolRouters:
+    """The router of a cluster in which pools have routers of their own, which choose one of the pool's replicas after it.
+
+    Where all replicas that can serve the request are of one such pool, as the decoders often are, the cluster's router is not asked.
+    """
+
+    def __init__(self, router: Router, of_pools: Mapping[str, Router]) -> None:
+        """router: of the cluster; returns one index. of_pools: by the pool's name; pools without one take the cluster's choice."""
+        self.router, self.of_pools, self.__name__ = router, dict(of_pools), name_of(router)
+        self._views: dict[str, _PoolView] = {}
+        self._asked: dict[int, list[Any]] = {}  # routers with `on_end`, by the request's id
+
+    def choose(self, request: Request, view: ClusterView) -> int | Route | Reject:
+        able = view.fitting(request)
+        chosen: Any = able[0]
+        if len({view[index].pool for index in able}) > 1 or view[chosen].pool not in self.of_pools:
+            self._note(self.router, request)
+            chosen = self.router.choose(request, view)
+        if chosen not in able or (router := self.of_pools.get(pool := view[chosen].pool)) is None:
+            return chosen  # type: ignore[no-any-return]
+        if pool not in self._views:
+            self._views[pool] = _PoolView(view, pool)
+        own = self._views[pool].at_present()
+        where = f"router {name_of(router)} of pool {pool}, request {request.id}"
+        self._note(router, request)
+        inside: int | Reject = call(where, router.choose, request, own)
+        if isinstance(inside, Reject):
+            self._asked.pop(request.id, None)
+            return inside
+        if inside not in own.fitting(request):
+            raise PolicyError(f"{where}: choose() returned {inside!r}; return an index of view.fitting(request)")
+        return own.indices[inside]
+
+    def on_end(self, request: Request) -> None:
+        for router in self._asked.pop(request.id, ()):
+            router.on_end(request)
+
+    def _note(self, router: Router, request: Request) -> None:
+        if hasattr(router, "on_end") and router not in (asked := self._asked.setdefault(request.id, [])):
+            asked.append(router)
+
+
+class _PoolView(ClusterView):
+    """The replicas of one pool, numbered from 0. indices: their numbers in the view of the cluster."""
+
+    def __init__(self, whole: ClusterView, pool: str) -> None:
+        self._whole = whole
+        self.indices: list[int] = [index for index, replica in enumerate(whole) if replica.pool == pool]
+        self._replicas = [whole[index] for index in self.indices]
+        self._numbers = {index: number for number, index in enumerate(self.indices)}
+
+    def at_present(self) -> "_PoolView":
+        whole = self._whole
+        self.now, self.num_arrived, self.least, self.stage = whole.now, whole.num_arrived, whole.least, whole.stage
+        return self
+
+    def fitting(self, request: Request, stage: Role | None = None) -> list[int]:
+        able = self._whole.fitting(request, stage)
+        return [self._numbers[index] for index in able if index in self._numbers]
