@@ -175,4 +175,5 @@ def _mean_rate(replications: Iterable[tuple[Sequence[float], int]], workload: Wo
     if not seconds > 0:
         remedy = "its requests arrive together; choose an open loop or a trace with times, as in workload=open_loop"
         raise ConfigError(f"workload: {workload!r} has no rate; {remedy}")
-    return sum(sizes) / sum(map(len, begins)) * sum(len(times) - 1 for times in begins) / seconds
+    per_conversation: float = sum(sizes) / sum(map(len, begins))
+    return per_conversation * sum(len(times) - 1 for times in begins) / seconds
