@@ -170,10 +170,10 @@ def _begins_of_trace(trace: Trace) -> tuple[Sequence[float], int]:
 
 def _mean_rate(replications: Iterable[tuple[Sequence[float], int]], workload: Workload) -> float:
     """Returns the conversations per second, multiplied by the mean number of requests per conversation. replications: see `_begins`."""
-    begins, sizes = zip(*replications, strict=True)
-    seconds = sum(times[-1] - times[0] for times in begins)
+    measured = list(replications)
+    seconds = sum(begins[-1] - begins[0] for begins, _ in measured)
     if not seconds > 0:
         remedy = "its requests arrive together; choose an open loop or a trace with times, as in workload=open_loop"
         raise ConfigError(f"workload: {workload!r} has no rate; {remedy}")
-    per_conversation: float = sum(sizes) / sum(map(len, begins))
-    return per_conversation * sum(len(times) - 1 for times in begins) / seconds
+    per_conversation = sum(num_requests for _, num_requests in measured) / sum(len(begins) for begins, _ in measured)
+    return per_conversation * sum(len(begins) - 1 for begins, _ in measured) / seconds
