@@ -1,6 +1,7 @@
 """Simulation held against real runs: what is kept of them, what is compared, and what the command does with it."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from reproduction.validation import fidelity, stored
 from reproduction.validation import runs as runs_file
 from reproduction.validation.__main__ import main
 from reproduction.validation.cases import CASES, POLICIES, SERVE, Case, chosen_cases, workload
-from reproduction.validation.compare import compare, cost_of, pair, scaled
+from reproduction.validation.compare import compare, cost_of, pair, scaled, within_bars
 from reproduction.validation.ranking import pairs, ratio_errors
 from reproduction.validation.runs import ServedRun
 from reproduction.validation.serve import serve
@@ -186,6 +187,21 @@ def test_the_page_states_the_stored_errors_of_ratios() -> None:
             cells = [errors.loc[f"{name} {end}"] for end in ("mean", "P50", "P90", "P99")]
             row = " | ".join(f"{cell['median']:.1%}, {cell['largest']:.1%}" for cell in cells)
             assert f"| {row} |" in page, (name, row)
+
+
+def test_the_page_states_the_largest_errors_and_how_many_runs_exceed_bars() -> None:
+    page = (ROOT / "docs/hardware-profiles.md").read_text()
+    labels = {"async": "one GPU", "sync": "`runtime=sync`", "async, 2 GPUs": "two GPUs"}
+    for hardware in ("h200", "h100"):
+        compared = load_profile(hardware).compared
+        files = compared["async"].see.partition("measured=")[2].split()[0].split(",")
+        for loop, result in stored.pool([ROOT / file for file in files], hardware).items():
+            met, number = within_bars(result["cases"])
+            errors = re.findall(r"(?:mean|P50|P90|P99) (\d+)", compared[loop].text)
+            [row] = (
+                line for line in page.splitlines() if line.startswith(f"| `{hardware}`, {labels[loop]} | {number} ")
+            )
+            assert f"| {', '.join(errors)}% | {number - met} of {number} |" in row, row
 
 
 def test_no_winner_is_named_where_ranges_meet() -> None:
