@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from math import inf
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from cbatch.results.metrics import Window, busy_seconds, step_columns
 from experiments.settings.command_line import Count, keyword_arguments, run
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
+from experiments.store.claim import check_writable
 from experiments.store.provenance import BENCH, spread, write_benchmark
 from policies.orca import Orca
 
@@ -58,6 +60,7 @@ def serve(
 
     path: the trace, `workload.path`. command: stored as the origin of the figures.
     """
+    check_writable(Path(folder), "give another folder=")
     shared = ["backend=cuda", "timeline=false", *shlex.split(settings), *([f"workload.path={path}"] if path else [])]
     makers = {policy: compose_run(*shared, *shlex.split(policy)).policy for policy in policies.split(";")}
     chosen = compose_run(*shared)

@@ -47,6 +47,7 @@ from experiments.run import run_sweep
 from experiments.settings.command_line import run
 from experiments.settings.option_arguments import option_names
 from experiments.settings.overrides import check_given_once, with_search_path
+from experiments.store.claim import check_writable
 from experiments.store.provenance import write_text
 from experiments.store.runs import ONE_REPLICATION, choose_runs, matching, print_omitted, select_runs
 
@@ -67,6 +68,8 @@ def _compare(*arguments: str) -> None:
     if not names:
         raise ConfigError("compare: give folders of runs, or at least two policies, as in compare orca sarathi_serve")
     check_given_once([text for text in arguments if text not in names and not text.startswith("metric=")])
+    if path := "".join(values["csv"]):
+        check_writable(Path(path).parent, "give csv=FILE in another folder")
     folders, baseline = [Path(name) for name in names if Path(name).is_dir()], "".join(values["baseline"])
     if len(folders) < len(names):
         _check_policies(names, baseline, values["metric"])
@@ -78,7 +81,7 @@ def _compare(*arguments: str) -> None:
         raise ConfigError(f"compare: {others[0]} is for policies; folders take metric=, baseline=, runs= and csv=")
     rows = read_replications(folders, "".join(values["runs"]))
     print(report(rows, values["metric"], baseline, notes=len(folders) == len(names)))  # else the sweep has printed them
-    if path := "".join(values["csv"]):
+    if path:
         table = table_of(pairs_of(rows, values["metric"], baseline))
         print(f"\n{write_text(Path(path), table.to_csv(index=False))}")
 

@@ -27,7 +27,7 @@ from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.setup.pools import check_profiles
 from experiments.store.claim import ClaimedError, check_free, new_run_folder
 from experiments.store.provenance import write_json
-from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, check_usable, read_finished
+from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, read_finished
 from experiments.store.sources import differences, sources_of
 from experiments.sweep import table_of_sweep
 from experiments.workloads.readers.table import read_text
@@ -114,12 +114,10 @@ def run_alone(command: Command, settings: Settings) -> None:
             print(f"{command.text(summary)}\n\n{folder} holds this run already{_by(changed)}; remove it to run again")
             return
         check_free(folder)  # before weights are loaded
-        if command == RUN:
-            check_usable(folder, settings.identity)
         try:
             summary = command.serve(settings, folder, log=partial(print, flush=True))
         except BaseException as error:
-            if command.resume_hint and any(folder.glob("*")):
+            if command.resume_hint and not isinstance(error, ConfigError) and any(folder.glob("*")):
                 error.add_note(f"{command.resume_hint}; the same command with output={folder} goes on")
             raise
     print(f"{command.text(summary)}\n\nresults: {folder}")

@@ -25,6 +25,7 @@ from experiments.report.headings import COLUMNS, MORE_COLUMNS
 from experiments.report.notes import made_text
 from experiments.settings.command_line import check_name, keyword_arguments, listed, run
 from experiments.settings.construct import locate
+from experiments.store.claim import check_writable
 from experiments.store.provenance import arguments, write_text
 from experiments.store.run_folder import PLOTS
 from experiments.store.runs import run_table, select_runs
@@ -90,26 +91,23 @@ def table(folder: Path, look: Look = PLAIN) -> tuple[str, str]:
 
 def _plot(name: str, where: str = "", *options: str) -> None:
     with redirect_stderr(StringIO()) as said:  # an error is printed without other lines
-        made, look, path = make_plot(name, where, *options)
-        try:
-            if isinstance(made, Figure):
-                made.set_label(f"python -m experiments.plot {arguments()}\n{made.get_label()}")
-                written = save(made, path.parent, path.name, look.format)
-            else:
-                written = [write_text(with_suffix(path, "md"), "\n\n".join(made) + "\n")]
-                print(made[0], end="\n\n")
-        except OSError as error:
-            if not error.filename:
-                raise
-            raise ConfigError(f"{error.filename}: {error.strerror}; give output=FILE in another folder") from error
+        made, look, path = make_plot(name, where, *options, writes=True)
+        if isinstance(made, Figure):
+            made.set_label(f"python -m experiments.plot {arguments()}\n{made.get_label()}")
+            written = save(made, path.parent, path.name, look.format)
+        else:
+            written = [write_text(with_suffix(path, "md"), "\n\n".join(made) + "\n")]
+            print(made[0], end="\n\n")
     print(said.getvalue(), end="", file=sys.stderr)
     print(*written, sep="\n")
 
 
-def make_plot(name: str, where: str = "", *options: str) -> tuple[Figure | tuple[str, str], Look, Path]:
+def make_plot(
+    name: str, where: str = "", *options: str, writes: bool = False
+) -> tuple[Figure | tuple[str, str], Look, Path]:
     """Returns a figure, or a table with its origin; the look that the options describe; and the path for the files, without an ending.
 
-    Raises ConfigError: no such plot, folder or option; the plot cannot be made of these runs.
+    Raises ConfigError: no such plot, folder or option; the plot cannot be made of these runs; `writes`, and the files cannot be written.
     """
     if Path(name).is_dir():
         raise ConfigError(f"plot {name}: is a folder; give the plot first: python -m experiments.plot NAME {name}")
@@ -138,6 +136,8 @@ def make_plot(name: str, where: str = "", *options: str) -> tuple[Figure | tuple
     path = Path(look.output) if look.output else folder / PLOTS / folder_name(content)
     if path.is_dir() or look.output.endswith("/"):
         path = path / folder_name(f"{folder.resolve().name},{content}")
+    if writes:
+        check_writable(path.parent, "give output=FILE in another folder")
     made = call(command, update_wrapper(partial(make, **keys), maker))
     if name != "table" and not isinstance(made, Figure):
         raise ConfigError(f"{command}: returned a {type(made).__name__}; return a matplotlib figure")

@@ -2,7 +2,6 @@
 
 import gc
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
@@ -33,10 +32,19 @@ from experiments.report.titles import title_of
 from experiments.settings.hardware import CPU, cpu_profile
 from experiments.settings.settings import Settings
 from experiments.setup.assemble import Run, assemble, with_workload
+from experiments.setup.earlier_runs import EarlierRuns
 from experiments.setup.lacks import lacks_of
 from experiments.store.csv_tables import RunTables, stated_columns, write_csv, write_energy
 from experiments.store.provenance import commit, now, versions, write_json
-from experiments.store.run_folder import DECISIONS, PROFILE, REPLICAS, SUMMARY, open_run_folder, write_results
+from experiments.store.run_folder import (
+    DECISIONS,
+    PROFILE,
+    REPLICAS,
+    SUMMARY,
+    check_usable,
+    open_run_folder,
+    write_results,
+)
 from experiments.store.sources import sources_of
 from experiments.trials.load import BoundsOf, bounds_of, resolve_load
 
@@ -46,20 +54,6 @@ if TYPE_CHECKING:
 Loop = Callable[[Run, Path | None], RunRecord]
 
 AT_ONCE = 1000  # iterations that a streamed run holds before it keeps them
-
-
-class EarlierRuns:
-    """The runs that this process has served: frozen whenever the collector runs by itself, which would keep all of them to the end."""
-
-    def __init__(self) -> None:
-        self._most = 0.0
-
-    def collect(self) -> None:
-        """Frees what earlier runs have left, once memory has grown by a half since the latest collection. Call while nothing is frozen."""
-        if self._most and sys.getallocatedblocks() > self._most:
-            gc.collect()
-            self._most = 0.0
-        self._most = self._most or 1.5 * sys.getallocatedblocks()
 
 
 _EARLIER_RUNS = EarlierRuns()
@@ -137,6 +131,8 @@ def serve(
         CbatchError: a setting that cannot be used, or a failure of the policy.
     """
     began, origin = time.perf_counter(), origin_of_run(settings)
+    if folder:
+        check_usable(folder, origin["identity"], replace)
     _EARLIER_RUNS.collect()
     gc.freeze()  # imported modules outlive the run: the collector need not traverse them while requests are made
     resolved, share, rate = (settings, None, None) if largest else resolve_load(settings)

@@ -8,7 +8,16 @@ from pathlib import Path
 from cbatch import ConfigError
 from experiments.report.text import count_text
 from experiments.settings.compose import MULTIRUN
-from experiments.store.claim import LOCK, UNFINISHED, check_free, claimed, new_run_folder, read_state, remove_empty
+from experiments.store.claim import (
+    LOCK,
+    UNFINISHED,
+    check_free,
+    check_writable,
+    claimed,
+    new_run_folder,
+    read_state,
+    remove_empty,
+)
 from experiments.store.run_folder import CONFIG, ERRORS, run_folders
 
 _SWEEP = "sweep"  # the kind of a claimed folder
@@ -33,6 +42,7 @@ def claimed_sweep(arguments: list[str]) -> Iterator[str]:
         folder = sweep_folder(name)
         _check_apart(name)
         held.callback(remove_empty, [folder])
+        check_writable(folder)
         held.enter_context(claimed(folder, _SWEEP))
         _check_apart(name)  # a sweep in or around it may have begun just now
         try:

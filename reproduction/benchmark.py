@@ -3,11 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from cbatch import ConfigError
 from experiments.settings.command_line import check_name, keyword_arguments, listed, run
 from experiments.settings.hardware import count_gpus
+from experiments.store.claim import check_writable
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,10 @@ def run_benchmark(arguments: Sequence[str], benchmarks: Mapping[str, Benchmark],
             others = ", ".join(other for other, benchmark in benchmarks.items() if not benchmark.needs_gpu)
             raise ConfigError(f"benchmark {name} needs a GPU and finds none; these need none: {others}")
         function = chosen.load()
-        function(**{**chosen.presets, **keyword_arguments(function, options, name)})
+        keys = {**chosen.presets, **keyword_arguments(function, options, name)}
+        if default := signature(function).parameters.get("folder"):
+            check_writable(Path(keys.get("folder", default.default)), "give another folder=")
+        function(**keys)
 
     def describe() -> str:
         notes = {True: "", False: " (no GPU needed)"}

@@ -22,6 +22,7 @@ from experiments.report.intervals import CONFIDENCE
 from experiments.serve import about_run, origin_of_run
 from experiments.settings.settings import Keys, Settings
 from experiments.setup.assemble import assemble
+from experiments.store.claim import check_writable
 from experiments.store.provenance import write_json
 from experiments.trials.load import bounds_of, bounds_together
 from experiments.trials.replications import check_random, natural_rate, num_recorded, over_sessions
@@ -90,6 +91,7 @@ def measure(
     Raises CbatchError: a setting that cannot be used, a failure of the policy, or a capacity that cannot be found.
     """
     began = time.perf_counter()
+    check_writable(folder)
     if settings.slo == NO_SLO and not getattr(settings.workload, "tiers", None):
         raise ConfigError("slo: no objective is set; give slo.ttft=SECONDS or slo.tbt=SECONDS")
     goal = _goal(settings)

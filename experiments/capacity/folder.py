@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from cbatch import CbatchError, ConfigError
+from cbatch.errors import ResultsError
 from experiments.capacity.search import TooFewError
 from experiments.capacity.simulation import Outcome
 from experiments.settings.command_line import end_with_the_parent
@@ -93,6 +94,10 @@ def open_simulations(
                 file.writelines(json.dumps(line) + "\n" for line in chain([head], kept.values()))
                 file.flush()
                 yield Simulations(file, kept, simulate, pool)
+        except OSError as error:
+            if error.filename:
+                raise
+            raise ResultsError(f"{path}: {error.strerror}; make room, and give the same command again") from error
         except CbatchError as error:
             if not isinstance(error, TooFewError):
                 kept.clear()

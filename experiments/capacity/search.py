@@ -12,7 +12,7 @@ from math import ceil, inf, sqrt
 
 import numpy as np
 
-from cbatch import ConfigError
+from cbatch import CbatchError, ConfigError
 from experiments.capacity.control import LEAST_SIMULATED, Control, Draw
 from experiments.capacity.estimate import Shares
 from experiments.capacity.simulation import Outcome
@@ -79,7 +79,7 @@ class Capacity:
         return (self.high - self.low) / 2 / self.rate if 0 < self.low <= self.high < inf else inf
 
 
-class TooFewError(ConfigError):
+class TooFewError(CbatchError):
     """Raised if more replications or a coarser accuracy would give the interval, so that the simulations are worth keeping."""
 
 

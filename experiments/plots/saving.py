@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from io import BytesIO
 from itertools import combinations
 from pathlib import Path
 
@@ -44,8 +45,10 @@ def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf
         "svg": {"Description": label, "Date": None},
     }
     for path in paths:
+        content, suffix = BytesIO(), path.suffix[1:]  # a full disk breaks matplotlib's writers
+        figure.savefig(content, format=suffix, dpi=220, metadata=metadata.get(suffix))
         with atomic_write(path) as partial:
-            figure.savefig(partial, dpi=220, metadata=metadata.get(path.suffix[1:]))
+            partial.write_bytes(content.getvalue())
     plt.close(figure)
     return paths
 

@@ -31,16 +31,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 from tabulate import tabulate
 
 from cbatch.errors import check_installed
-from cbatch.sim import load_profile
+from cbatch.sim import PROFILES, load_profile
 from cbatch.sim.profile_file import profile_content
 from cbatch.sim.provenance import Place, kind_of
 from experiments.settings.command_line import keyword_arguments, run
+from experiments.store.claim import check_writable
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -64,8 +66,11 @@ def _profile(*options: str) -> None:
     measure = partial(resolve_name(f"experiments.profile.{_WAYS.get(kind, 'command:profile')}"), reporter())
     if kind == "cpu":
         measure(*own)
-    else:
-        measure(**keyword_arguments(measure, own, f"profile {kind}" if kind in _WAYS else "profile"))
+        return
+    keys = keyword_arguments(measure, own, f"profile {kind}" if kind in _WAYS else "profile")
+    output = keys.get("output")
+    check_writable(Path(output).parent if output else PROFILES, "give output=FILE in another folder")
+    measure(**keys)
 
 
 def show(hardware: str) -> None:

@@ -35,6 +35,7 @@ from experiments.settings.groups import CONFIG_FOLDER, VERSION, compose_config, 
 from experiments.settings.option_arguments import with_arguments
 from experiments.settings.overrides import check_composable, check_search_path
 from experiments.settings.settings import Composed, Settings, read_settings
+from experiments.store.provenance import write_text
 
 MULTIRUN = "multirun.yaml"  # file that Hydra writes into the folder of a sweep
 
@@ -96,8 +97,7 @@ def compose_sweep(*overrides: str, name: str = "config") -> Sweep:
         chosen, folder = master.hydra.runtime.choices, Path(master.hydra.sweep.dir)
         swept = with_arguments([f"{key}={value}" for key, value in _swept(master).items()])
         jobs = list(_compose_jobs(name, master, _grid([*swept, *master.hydra.overrides.task])))
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(master, folder / MULTIRUN)
+    write_text(folder / MULTIRUN, OmegaConf.to_yaml(master))
     return Sweep(master, jobs, chosen["hydra/launcher"] == "basic")
 
 

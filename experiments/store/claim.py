@@ -18,16 +18,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from cbatch import CbatchError
+from cbatch import CbatchError, ConfigError
 from cbatch.errors import Interruption, ResultsError
 from experiments.store.provenance import now, write_json
 
 LOCK, UNFINISHED = ".lock", "unfinished.json"
 
+_PROBE = 4096  # bytes
 _PATIENCE = 0.2  # seconds; another process may hold the lock briefly in `check_free`
 
 
@@ -78,6 +80,23 @@ def remove_empty(folders: Iterable[Path]) -> None:
         for folder in folders:
             if folder.exists():
                 folder.rmdir()
+
+
+def check_writable(folder: Path, remedy: str = "") -> None:
+    """Raises ConfigError, before long work, if not even a small file can be written into a folder. Leaves nothing, no new folder either."""
+    missing = missing_folders(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder) as file:
+            file.write(bytes(_PROBE))
+    except OSError as error:
+        raise not_writable(folder, error, remedy) from error
+    finally:
+        remove_empty(missing)
+
+
+def not_writable(folder: Path, error: OSError, remedy: str = "") -> ConfigError:
+    return ConfigError(f"{folder} cannot be written ({error.strerror}); {remedy or other_folder(folder)}")
 
 
 def check_free(folder: Path) -> None:

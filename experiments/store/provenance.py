@@ -101,10 +101,11 @@ def atomic_write(path: Path) -> Iterator[Path]:
         yield partial
         partial.replace(path)
     except OSError as error:
-        error.filename = str(path) if error.filename else error.filename
+        error.filename = str(path)
         raise
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # the disk may have failed
+            partial.unlink()
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

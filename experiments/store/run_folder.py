@@ -21,8 +21,9 @@ from experiments.store.claim import (
     LOCK,
     UNFINISHED,
     ClaimedError,
+    check_writable,
     claimed,
-    missing_folders,
+    not_writable,
     other_folder,
     read_state,
     remove_empty,
@@ -118,7 +119,7 @@ def open_run_folder(
             _remove_files(folder)
             (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
         except OSError as error:
-            raise _not_writable(folder, error) from error
+            raise not_writable(folder, error) from error
         held.enter_context(report_crashes(folder, claim))
         try:
             yield
@@ -176,20 +177,10 @@ def _output(request: Request, decode: Decode | None) -> dict[str, Any]:
     return {"id": request.id, "finish_reason": reason, **texts, "output": request.output}
 
 
-def check_usable(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a folder that `open_run_folder` would refuse to a single run, before a long setup."""
-    _check_ours(folder, identity, replace=False)
-    missing = missing_folders(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _not_writable(folder, error) from error
-    finally:
-        remove_empty(missing)
-
-
-def _not_writable(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{folder} cannot be written ({error.strerror}); {other_folder(folder)}")
+def check_usable(folder: Path, identity: Mapping[str, Any], replace: bool) -> None:
+    """Raises ConfigError for a folder that `open_run_folder` would refuse, before a long setup."""
+    _check_ours(folder, identity, replace)
+    check_writable(folder)
 
 
 def _check_ours(folder: Path, identity: Mapping[str, Any], replace: bool) -> None:

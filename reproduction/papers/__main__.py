@@ -19,6 +19,7 @@ from typing import Any, Literal
 from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
 from experiments.settings.command_line import keyword_arguments, listed, run
+from experiments.store.claim import check_writable
 from experiments.store.provenance import slug
 from reproduction import RESULTS
 from reproduction.benchmark import Benchmark
@@ -73,6 +74,7 @@ def figures(
 ) -> int:
     """Makes figures, all if none is named; returns 1 if a claim is missed unexpectedly, 2 if a figure is not made."""
     chosen, shown, into = [*names] or gallery.names(), list[gallery.Shown](), Path(folder)
+    check_writable(into, "give another folder=")
     machines = Machines(tables, links, traces=traces)
     if hardware == "gpu":
         from reproduction.papers.real import on_gpu  # it loads PyTorch

@@ -5,6 +5,7 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import largest_file
 from places import RESULTS, ROOT
 
 from cbatch import ConfigError, Request
@@ -120,3 +122,14 @@ def test_engines_of_a_card_start_together_and_run_one_after_the_other(tmp_path: 
     with ThreadPoolExecutor() as engines:
         assert [*engines.map(serve, (0.0, 0.2))] == [None, None]
     assert events == ["started", "started", "begins", "ends", "begins", "ends"]
+
+
+@pytest.mark.parametrize("command", [partial(bench.main, ["coverage"]), partial(papers.main, ["fig3"])])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
+    command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.args[0].append(f"folder={tmp_path / 'new'}")
+    with largest_file(0):
+        assert command() == 2
+    error = f"error: {tmp_path / 'new'} cannot be written (File too large); give another folder=\n"
+    assert tuple(capsys.readouterr()) == ("", error) and not [*tmp_path.iterdir()]

@@ -14,14 +14,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import largest_file
 from curve import Curve, one_percent_at_7
 from in_process import outcome
 
 from cbatch import SLO, Request
+from cbatch.errors import ResultsError
 from cbatch.results.metrics import Served
 from experiments.capacity import __main__ as command
 from experiments.capacity import command as searching
 from experiments.capacity import control
+from experiments.capacity.folder import SIMULATIONS, open_simulations
 from experiments.capacity.search import TooFewError
 from experiments.capacity.simulation import Outcome, count_attained, simulate
 from experiments.compare import main as compare
@@ -297,3 +300,24 @@ def test_what_can_be_gone_on_with_is_kept(folder: Path, monkeypatch: pytest.Monk
     assert "replications=" in run("replications=16")
     assert [path.name for path in Path("found").iterdir() if not path.name.startswith(".")] == ["simulations.jsonl"]
     assert "of an earlier search are kept" in run()
+
+
+def test_simulations_that_fit_a_full_disk_are_kept(tmp_path: Path) -> None:
+    """The error names the file; the line that it cut off is simulated again, and no other."""
+    new, counted = list[int](), partial(open_simulations, tmp_path, {}, {}, cores=1, other_code=False)
+
+    def simulate(number: int, rate: float, requests: int, warmup: int) -> Outcome:
+        new.append(number)
+        return Outcome(rate, number, requests, warmup, 9, 10, 1.0, 0.5)
+
+    pairs = [(number, 1.0) for number in range(9)]
+    full = pytest.raises(ResultsError, match=rf"{SIMULATIONS}: File too large; make room")
+    with largest_file(200), full, counted(simulate) as simulations:
+        simulations(pairs, 10, 0)
+    kept = new[:-1]
+    assert 2 < len(new) < 9
+    with counted(simulate) as simulations:
+        simulations(pairs, 10, 0)
+    assert sorted(new) == sorted([*range(9), new[len(kept)]]) and SIMULATIONS in {
+        path.name for path in tmp_path.iterdir()
+    }

@@ -2,19 +2,28 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from commands import PATIENCE, QUICK, WAITING, command, environment, errors_at_end, new_process, start, wait_for
+from commands import (
+    PATIENCE,
+    QUICK,
+    WAITING,
+    command,
+    environment,
+    errors_at_end,
+    largest_file,
+    new_process,
+    start,
+    wait_for,
+)
 from contended import BLOCK, LIMITS, NUM_BLOCKS, LinearCost, requests, simulated
 from inventory import take_inventory
 from schedules import UnitCost
@@ -170,15 +179,25 @@ def test_a_failed_run_says_why_and_can_be_run_again(tmp_path: Path) -> None:
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """No file that this process writes may grow beyond `size` bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        ("run output=new/out", "choose another folder with output="),
+        ("run -m sweep=s policy=orca,sarathi", "choose another name with sweep="),
+        ("capacity policy=orca workload=open_loop slo.ttft=1 output=new/out", "choose another folder with output="),
+        ("arena policy=orca workload=open_loop", "choose another name with sweep="),
+        ("compare orca sarathi csv=new/a.csv", "give csv=FILE in another folder"),
+        ("plot table . output=new/t.md", "give output=FILE in another folder"),
+        ("bench settings=backend=sim folder=new", "give another folder="),
+        ("profile model=tiny backend=cpu output=new/p.json", "give output=FILE in another folder"),
+    ],
+)
+def test_a_full_disk_is_found_before_the_work(arguments: str, remedy: str, tmp_path: Path) -> None:
+    """No file can be written at all: nothing is printed, such as what a run chooses, and nothing is left."""
+    with largest_file(0):
+        ended = command(*arguments.split(), cwd=tmp_path)
+    assert (ended.returncode, ended.stdout, [*tmp_path.iterdir()]) == (2, "", [])
+    assert ended.stderr.endswith(f" cannot be written (File too large); {remedy}\n") and ended.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("decisions", ["on", "off"])

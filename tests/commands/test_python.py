@@ -16,7 +16,7 @@ from cbatch import CachedBlock, CbatchError, Eviction, Plan, Request, View
 from cbatch.cluster import LeastLoaded
 from experiments.api import capacity, compare, plot, serve, simulate
 from experiments.compare import pairs_of, read_replications, table_of
-from experiments.serve import EarlierRuns
+from experiments.setup.earlier_runs import EarlierRuns
 from experiments.store.tables import read_requests, read_steps
 from experiments.workloads import GammaArrivals, OpenLoop, UniformLengths
 from policies.chunking import Fixed, TileAligned

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import largest_file
 from hand_made import write_run
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -227,3 +228,11 @@ def test_figures_of_two_folders_do_not_meet_in_a_third(tmp_path: Path) -> None:
         write_run(tmp_path / name)
         assert main(["table", str(tmp_path / name), f"output={tmp_path}"]) == 0
     assert {path.name for path in tmp_path.glob("*.md")} == {"a,table.md", "b,table.md"}
+
+
+def test_a_disk_that_fills_leaves_the_earlier_figure(tmp_path: Path) -> None:
+    """The error is the disk's, with the file's name, and not one of the PDF's writer that it broke."""
+    (path := tmp_path / "f.pdf").write_text("earlier")
+    with largest_file(5000), pytest.raises(OSError, match="File too large") as error:
+        save(new_figure(1, 1, 2.0)[0], tmp_path, "f", ["pdf"])
+    assert error.value.filename == str(path) and path.read_text() == "earlier" and len([*tmp_path.iterdir()]) == 1

@@ -140,6 +140,19 @@ def sigint_not_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file that this process writes may grow beyond `size` bytes."""
+    import resource  # not on Windows
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 IN_PLAN = r"interrupted in policy Waiting, iteration 5, plan\(\) \(waiting_policy\.py:1[78]\)"
 WAITING = ("policy=waiting_policy.Waiting", "workload.num_requests=20", "workload.length=64")
 """A run that waits in iteration `policy.at` (-1: none), after making the file `policy.begun`, until a signal ends it."""
