@@ -21,8 +21,7 @@ from cbatch import ConfigError
 from cbatch.errors import check_installed
 from experiments.job import Command
 from experiments.run import main
-from experiments.server.engine import Log
-from experiments.server.link import engine_of
+from experiments.server.engine import Log, engine_of
 from experiments.server.settings import ServerSettings, read_server_settings
 
 if TYPE_CHECKING:
