@@ -33,19 +33,21 @@ class DLPM(PrefixOrder):
         super().__init__(chunking)
         self.quantum, self.prompt_weight, self.output_weight = quantum, prompt_weight, output_weight
         self.deficits = defaultdict[str | None, float](float)  # of all known clients
-        self._planned: dict[Request, float] = {}  # cost of each request's latest admission
+        self._planned: dict[Request, float] = {}  # cost of the admissions of the last plan
         self._queues: defaultdict[str | None, WaitingQueue] = defaultdict(lambda: WaitingQueue(key=lambda request: 0))
 
     def on_wait(self, request: Request) -> None:
         super().on_wait(request)
-        self._refund(request)
+        self.deficits[request.client] += self._planned.pop(request, 0.0)  # planned, and not admitted
         self._queues[request.client].push(request)
 
     def on_finish(self, request: Request) -> None:
         super().on_finish(request)
-        self._refund(request)
+        cost = self._planned.pop(request, 0.0)
+        self.deficits[request.client] += cost if request.admitted_at is None else 0.0
 
     def prompts(self, view: View) -> Iterator[Request]:
+        self._planned.clear()
         yield from view.prefilling
         for client in [client for client, queue in self._queues.items() if next(queue.in_order(view), None) is None]:
             del self._queues[client]
@@ -68,11 +70,6 @@ class DLPM(PrefixOrder):
     def on_tokens(self, requests: Sequence[Request]) -> None:
         for request in requests:
             self.deficits[request.client] -= self.output_weight
-
-    def _refund(self, request: Request) -> None:
-        """Takes back the cost of a request that was planned, and never admitted."""
-        cost = self._planned.pop(request, 0.0)
-        self.deficits[request.client] += cost if request.admitted_at is None else 0.0
 
     def _refill(self, waiting: Collection[str | None]) -> None:
         while waiting and all(self.deficits[client] <= 0 for client in waiting):

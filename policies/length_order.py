@@ -41,6 +41,7 @@ class LengthOrder(RankedPrompts):
         self.order = order
         self.predictor = predictor
         self._processed = 0  # tokens of all plans so far
+        self._planned: dict[Request, int] = {}  # tokens of the last plan
         self._processed_before: dict[Request, int] = {}  # tokens processed before the request arrived
 
     @property
@@ -51,11 +52,13 @@ class LengthOrder(RankedPrompts):
         self._processed_before[request] = self._processed
 
     def on_wait(self, request: Request) -> None:
+        self._processed -= self._planned.pop(request, 0)  # planned, and not admitted
         if self.order != "hrrn":  # which sorts all that wait at each plan
             super().on_wait(request)
 
     def plan(self, view: View) -> Plan:
         plan = super().plan(view)
+        self._planned = dict(plan)
         self._processed += sum(plan.num_tokens)
         return plan
 
@@ -69,7 +72,8 @@ class LengthOrder(RankedPrompts):
     def on_finish(self, request: Request) -> None:
         super().on_finish(request)
         self.predictor.observe(request)
-        self._processed_before.pop(request, None)
+        for kept in (self._planned, self._processed_before):
+            kept.pop(request, None)
 
     def _response_ratio(self, request: Request) -> float:
         return (self._processed - self._processed_before[request]) / request.num_tokens

@@ -28,11 +28,13 @@ class LTR(WholePrompts):
         self._arrived: list[Request] = []
         self._score: dict[Request, float] = {}
         self._queue = WaitingQueue(self._rank)
-        self._served: dict[Request, None] = {}  # by the last plan
+        self._planned, self._iteration = dict[Request, None](), 0  # of the last plan
+        self._served: dict[Request, None] = {}  # by it, which inside vLLM need not be all that it names
         self._idle_since = OrderedDict[Request, int]()  # first idle iteration of other requests, ascending
         self._promoted: dict[Request, int] = {}  # remaining iterations of promotion
 
     def plan(self, view: View) -> Plan:
+        self._note_served(view)
         self._promote(view)
         plan = view.plan()
         for request in self._queue.beside(view.running, plan, view):
@@ -41,16 +43,9 @@ class LTR(WholePrompts):
             full = plan.refusal in (Refusal.ROWS, Refusal.TOKENS)
             if full or (plan.refusal is Refusal.BLOCKS and view.is_waiting(request)):
                 break
-        served = dict.fromkeys(plan.plan.requests)
-        self._idle_since.update((request, view.iteration) for request in self._served if request not in served)
-        for request in served.keys() - self._served.keys():
-            self._idle_since.pop(request, None)
-        self._served = served
-        self.steady = not (view.waiting or self._idle_since or self._promoted)
-        for request in self._promoted.keys() & served.keys():
-            self._promoted[request] -= 1
-            if not self._promoted[request]:
-                del self._promoted[request]
+        self._planned, self._iteration = dict.fromkeys(plan.plan.requests), view.iteration
+        ranks_matter = view.waiting or self._idle_since or self._promoted
+        self.steady = len(self._planned) == len(view.running) and not ranks_matter
         return plan.build()
 
     def on_arrival(self, request: Request) -> None:
@@ -62,8 +57,20 @@ class LTR(WholePrompts):
 
     def on_finish(self, request: Request) -> None:
         self.predictor.observe(request)
-        for kept in (self._score, self._served, self._idle_since, self._promoted):
+        for kept in (self._score, self._planned, self._served, self._idle_since, self._promoted):
             kept.pop(request, None)
+
+    def _note_served(self, view: View) -> None:
+        """Notes whom the last plan has served. Who waits still was not admitted."""
+        served = {request: None for request in self._planned if not view.is_waiting(request)}
+        self._idle_since.update((request, self._iteration) for request in self._served if request not in served)
+        for request in served.keys() - self._served.keys():
+            self._idle_since.pop(request, None)
+        self._served = served
+        for request in self._promoted.keys() & served.keys():
+            self._promoted[request] -= 1
+            if not self._promoted[request]:
+                del self._promoted[request]
 
     def _promote(self, view: View) -> None:
         self._idle_since |= dict.fromkeys(filter(view.is_waiting, self._arrived), view.iteration)

@@ -16,7 +16,7 @@ from math import inf
 from cbatch import ConfigError, Plan, Request, View, is_steady
 from policies.chunking import ChunkSelector
 from policies.sarathi_serve import SarathiServe
-from policies.shared.admission import Admission, Aimd, Thunder
+from policies.shared.admission import Admission, Aimd, Program, Thunder
 from policies.shared.programs import OpenPrograms
 
 
@@ -43,18 +43,22 @@ class ProgramAdmission(SarathiServe):
         self.rule, self.period, self.limit, self.least_found, self.width = rule, period, limit, least_found, width
         self.programs: Admission = Aimd(limit, least_found, width) if rule == "aimd" else Thunder(limit)
         self._next, self._preempted, self._found, self._asked, self._open = period, False, 0, 0, OpenPrograms()
+        self._newcomers = list[tuple[Request, Program, int]]()  # of the last plan, with the tokens found of each
 
     def plan(self, view: View) -> Plan:
+        for request, program, found in self._newcomers:
+            if request.admitted_at is not None and not view.is_waiting(request):  # as planned
+                program.waiting.pop(request, None)
+                if request.turn:
+                    self._found, self._asked = self._found + found, self._asked + request.num_prompt_tokens
         if view.now >= self._next:
-            found = self._found / self._asked if self._asked else 1.0
-            self.programs.decide(view, found, self._preempted)
+            share = self._found / self._asked if self._asked else 1.0
+            self.programs.decide(view, share, self._preempted)
             self._next, self._preempted, self._found, self._asked = view.now + self.period, False, 0, 0
         self.programs.fill(view)
         plan = super().plan(view)
-        for request in filter(view.is_waiting, plan.requests):
-            del self.programs.of(request).waiting[request]
-            if request.turn:
-                self._found, self._asked = self._found + request.num_computed, self._asked + request.num_prompt_tokens
+        waiting = filter(view.is_waiting, plan.requests)
+        self._newcomers = [(request, self.programs.of(request), request.num_computed) for request in waiting]
         self._preempted |= bool(plan.preempt)
         plan.wake_at = self._next
         return plan

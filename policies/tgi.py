@@ -40,9 +40,13 @@ class Tgi(WholePrompts):
         self.max_batch_prefill_tokens, self.max_batch_total_tokens = max_batch_prefill_tokens, max_batch_total_tokens
         self._latest = -1  # iteration of prompts
         self._joined = False  # those prompts paused a batch, which decodes next
+        self._admits, self._before = list[Request](), (-1, False)  # of the last plan; these two before it
 
     def plan(self, view: View) -> Plan:
         self.steady = not view.waiting
+        if self._admits and all(map(view.is_waiting, self._admits)):  # in vain
+            self._latest, self._joined = self._before
+        self._admits = []
         plan = self._prompts(view) if view.waiting else None
         if plan is None:
             plan = view.plan()
@@ -68,6 +72,7 @@ class Tgi(WholePrompts):
                 break
         if plan.num_requests < least:
             return None
+        self._admits, self._before = plan.plan.requests, (self._latest, self._joined)
         self._latest, self._joined = view.iteration, running > 0
         return plan
 

@@ -63,8 +63,7 @@ class VTC(WholePrompts):
             if request in self._refused:
                 plan.reject(request, f"more than {self.rpm} requests of client {request.client} in 60 s")
             else:
-                self._refund(request)
-                self._clients.push(request)
+                self._clients.push(request, again=self._refund(request))
         self._begun.clear()
         plan.add_decodes()
         while plan.can_admit and (new := self._clients.first()) and plan.add(new, whole=True, reserve=new.max_tokens):
@@ -96,12 +95,15 @@ class VTC(WholePrompts):
             self._clients.charge(request.client, self._prompts[request])
             self._charge_output(request, self.predictor.output(request) if self.predict else 0.0)
 
-    def _refund(self, request: Request) -> None:
-        """Takes back what a request was charged that was planned, and never admitted."""
-        if request.admitted_at is None and request in self._prompts:
+    def _refund(self, request: Request) -> bool:
+        """Takes back what a request was charged that was planned, and never admitted. Returns whether it was planned before."""
+        if request not in self._prompts:
+            return False
+        if request.admitted_at is None:
             self._charge_output(request, 0.0)
             self._clients.charge(request.client, -self._prompts.pop(request))
             del self._paid[request]
+        return True
 
     def _counted(self, tokens: int) -> int:
         """Returns how many of a request's output tokens are charged."""

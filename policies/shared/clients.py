@@ -25,7 +25,8 @@ class Arrival:
         self.weights = weights
         self._queue = oldest_first()
 
-    def push(self, request: Request) -> None:
+    def push(self, request: Request, again: bool = False) -> None:
+        """Adds a request that waits. again: it was taken before."""
         self.discard(request)
         self._queue_of(request).add(request)
 
@@ -74,12 +75,13 @@ class LeastCounter(_ByClient):
         self._heap: list[tuple[float, int, Client]] = []  # waiting clients; their counters may have risen since
         self._left_last: Client = None
 
-    def push(self, request: Request) -> None:
+    def push(self, request: Request, again: bool = False) -> None:
         client = request.client
         if not self._waiting[client]:
             least = self._least()
             floor = self.counters[least[0]] if least else self.counters.get(self._left_last, 0.0)
-            self.counters[client] = max(self.counters[client], floor) if self.lift else self.counters[client]
+            if self.lift and not again:
+                self.counters[client] = max(self.counters[client], floor)
             self._enter(client)
         super().push(request)
 
@@ -124,7 +126,7 @@ class RoundRobin(_ByClient):
         self._active: deque[Client] = deque()  # the first has the turn; some may have debts but no requests
         self._begun = False
 
-    def push(self, request: Request) -> None:
+    def push(self, request: Request, again: bool = False) -> None:
         if request.client not in self._active:
             self._active.append(request.client)
         super().push(request)

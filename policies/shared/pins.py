@@ -50,6 +50,7 @@ class PinnedSessions(SarathiServe, ABC):
         self.waiting: defaultdict[Hashable, set[Request]] = defaultdict(set)
         self._queue, self._open, self._num_events = WaitingQueue(self.rank), OpenPrograms(), 0
         self._given_up: dict[str, bool] = {}  # since the last plan
+        self._used: dict[Request, Pin] = {}  # by requests that the last plan admits
 
     @abstractmethod
     def keep(self, request: Request) -> float | None:
@@ -62,6 +63,7 @@ class PinnedSessions(SarathiServe, ABC):
         """Ends pins before a plan."""
 
     def plan(self, view: View) -> Plan:
+        self._used.clear()
         self.lapse(view)
         plan = view.plan()
         missing = view.ready_decodes(plan.rows_left)[1]
@@ -81,8 +83,11 @@ class PinnedSessions(SarathiServe, ABC):
         self.first.setdefault(program_of(request), self._num_events)
 
     def on_wait(self, request: Request) -> None:
-        self.waiting[program_of(request)].add(request)
-        self._queue.push(request)
+        program = program_of(request)
+        if (pin := self._used.pop(request, None)) is not None:  # planned, and not admitted
+            self.pinned.setdefault(program, pin)
+        self.waiting[program].add(request)
+        self._queue.push(*self.waiting[program])
 
     def on_finish(self, request: Request) -> None:
         super().on_finish(request)
@@ -117,7 +122,9 @@ class PinnedSessions(SarathiServe, ABC):
                 if busy or any(pin.until > view.now for pin in self.pinned.values()) or not self._unpin_latest(program):
                     return
             yield request
-            self._leave(request)  # reached only if the request was admitted
+            self._leave(request)  # reached only if the plan admits the request
+            if program in self.pinned:
+                self._used[request] = self.pinned[program]
             self.unpin(program)
 
     def _num_blocks(self, view: View, but: Hashable = None) -> int:

@@ -18,7 +18,9 @@ from cbatch import Limits, Plan, Policy, Request, View
 from cbatch.stall import Patience
 from cbatch.vllm import Adapter
 from policies.chunking import Fixed
+from policies.continuum import Continuum
 from policies.dlpm import DLPM
+from policies.pauses import Pauses, TimeToLive
 from policies.predictors import Predictor
 from policies.vtc import VTC
 
@@ -160,6 +162,30 @@ def test_no_request_is_charged_for_more_iterations_than_it_was_in(name: str, num
         policy._repeats._charge = count  # type: ignore[attr-defined]
         clients, computed, _ = serve(policy, seed)
         assert charged and (charged - computed).keys() <= clients.aborted, f"seed {seed}"
+
+
+class Seen(Continuum):
+    """Notes which sessions are pinned before each plan."""
+
+    def lapse(self, view: View) -> None:
+        self.__dict__.setdefault("seen", []).append([*self.pinned])
+        super().lapse(view)
+
+
+def test_a_pin_outlives_the_plan_of_a_turn_that_is_not_admitted() -> None:
+    """Two turns of one token. The second is planned twice: vLLM grants it nothing at first."""
+    policy = Seen(Fixed(16), TimeToLive(Pauses(), seconds=50.0))
+    rig = Rig(Adapter(policy, cost=LinearCost(), tile=8), LIMITS, 60, 4, prefix_cache=True)
+    scheduler = rig.scheduler
+    scheduler.add_request(rig.request(Request(0, 8, 1), session="s", tool="search"))
+    rig.step()
+    scheduler.add_request(rig.request(Request(1, 9, 2), session="s", tool="search"))
+    granted, scheduler._mamba_block_aligned_split = scheduler._mamba_block_aligned_split, lambda *given: 0
+    rig.step()
+    scheduler._mamba_block_aligned_split = granted
+    rig.step()
+    rig.step()
+    assert policy.seen == [[], ["s"], ["s"], []] and scheduler.counts.short == 1  # type: ignore[attr-defined]
 
 
 def test_deficits_are_whole_quanta_less_what_was_admitted(num_runs: int, draw: int) -> None:
