@@ -45,6 +45,7 @@ NAMES = {
     "table": "metrics side by side, in Markdown",
 }
 _CURVES = ("throughput_vs_pd", "latency_vs_rate", "attainment")  # plots in the module `curves`, each with a function
+_ELSEWHERE = "give output=FILE in another folder"
 _SCALES = {"xlim", "ylim", "xscale", "yscale"}
 _UNREAD = {"heatmap": _SCALES, "table": {field.name for field in fields(Look)} - {"output", "runs"}}
 """Keys of `Look` that a plot does not read."""
@@ -92,12 +93,17 @@ def table(folder: Path, look: Look = PLAIN) -> tuple[str, str]:
 def _plot(name: str, where: str = "", *options: str) -> None:
     with redirect_stderr(StringIO()) as said:  # an error is printed without other lines
         made, look, path = make_plot(name, where, *options, writes=True)
-        if isinstance(made, Figure):
-            made.set_label(f"python -m experiments.plot {arguments()}\n{made.get_label()}")
-            written = save(made, path.parent, path.name, look.format)
-        else:
-            written = [write_text(with_suffix(path, "md"), "\n\n".join(made) + "\n")]
-            print(made[0], end="\n\n")
+        try:
+            if isinstance(made, Figure):
+                made.set_label(f"python -m experiments.plot {arguments()}\n{made.get_label()}")
+                written = save(made, path.parent, path.name, look.format)
+            else:
+                written = [write_text(with_suffix(path, "md"), "\n\n".join(made) + "\n")]
+                print(made[0], end="\n\n")
+        except OSError as error:
+            if not error.filename:
+                raise
+            raise ConfigError(f"{error.filename}: {error.strerror}; {_ELSEWHERE}") from error
     print(said.getvalue(), end="", file=sys.stderr)
     print(*written, sep="\n")
 
@@ -137,7 +143,7 @@ def make_plot(
     if path.is_dir() or look.output.endswith("/"):
         path = path / folder_name(f"{folder.resolve().name},{content}")
     if writes:
-        check_writable(path.parent, "give output=FILE in another folder")
+        check_writable(path.parent, _ELSEWHERE)
     made = call(command, update_wrapper(partial(make, **keys), maker))
     if name != "table" and not isinstance(made, Figure):
         raise ConfigError(f"{command}: returned a {type(made).__name__}; return a matplotlib figure")

@@ -36,7 +36,9 @@ def load_profile(name_or_path: str) -> Profile:
             if path.suffix == ".json":
                 raise ProfileError(f"hardware={name_or_path}: no such file; give the path of a profile, or a name")
             known = nearest(name_or_path, profile_names())
-            raise ProfileError(f"hardware={name_or_path}: no such profile; {known}, or the path of a file")
+            raise ProfileError(
+                f"hardware={name_or_path}: no such profile; {known}, or the file that python -m experiments.profile measures"
+            )
     return read_profile(path)
 
 

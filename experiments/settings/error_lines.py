@@ -24,6 +24,11 @@ from experiments.settings.groups import CONFIG_FOLDER, compose_config, initializ
 from experiments.settings.settings import GROUPS
 
 OPEN_LOOP = "open_loop"
+_REMEDIES = {
+    "hydra": "; pip install 'cbatch[sweep]' has more",
+    "model": "; for another give model.path=FOLDER of its checkpoint, or its shape as a file in --config-dir",
+}
+"""What to do for an option that none of the known ones is, by group."""
 _LAUNCHERS = ("hydra", "joblib", "submitit", "ray")
 
 
@@ -108,7 +113,7 @@ def _unknown_option(missing: str, options: Sequence[str]) -> str:
     known = {*plain, *(path.stem for path in (CONFIG_FOLDER / group).glob("*.yaml"))}
     yours = f"{group}=my_module.My{group.capitalize()}"
     remedy = f"; for yours give the import path of its class, {yours}, or its --config-dir" * (group in BY_IMPORT_PATH)
-    remedy = remedy or "; pip install 'cbatch[sweep]' has more" * group.startswith("hydra/")
+    remedy = remedy or _REMEDIES.get(group.partition("/")[0], "")
     return f"{group}={option}: no such {group}; {nearest(option, known)}{remedy}"
 
 
@@ -126,6 +131,11 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
     if target := given.get(f"{section}._target_", values.get(f"{section}._target_")):
         check_argument(key, target)
         return f"{key}: is not in the settings; +{key}=... adds it to the arguments of {target}"
+    if key in GROUPS:  # an argument of a group without an option, or with several in a sweep
+        text = next((text for text in overrides if text.startswith(f"{key}.")), key)
+        return (
+            f"{text}: belongs to no option of {key}; give {key}=NAME, in a sweep '{key}=NAME({text.partition('.')[2]})'"
+        )
     if section in values and values[section] is None:
         return f"{key}: is not in the settings; +{key}=... adds it"
     near = [known for known in values if known.endswith(f".{argument}")]
