@@ -81,8 +81,8 @@ class Transfers:
         self.done: list[Transfer] = []
         self._route: dict[int, tuple[int, int]] = {}  # prefiller and decoder by id, -1 if not chosen yet
         self._links: dict[tuple[int, int], Link] = {}
-        self._under_way: dict[int, Transfer] = {}
-        self._moved: dict[int, tuple[int, Moved]] = {}  # by id, with the replica that holds it
+        self._under_way: dict[tuple[int, int], tuple[Transfer, Moved]] = {}  # by receiver and id
+        self._moved: dict[int, tuple[int, Moved]] = {}  # not read yet: by id, with the replica that holds it
         self._copies: dict[int, int] = {}  # `Route.copy` by id
         # by id: since when its prompt is sent, and its tokens before the newest chunk
         self._pushed: dict[int, tuple[float, int]] = {}
@@ -155,7 +155,7 @@ class Transfers:
     def _advance_link(self, ends: tuple[int, int], now: float) -> None:
         """Advances the link between a sender and a receiver."""
         for id_ in self._links[ends].advance(now):
-            self._arrive(id_, now)
+            self._arrive(id_, ends[1], now)
         self._note_link(ends)
 
     def _note_link(self, ends: tuple[int, int]) -> None:
@@ -186,8 +186,7 @@ class Transfers:
         self._pushed.pop(request.id, None)
         if (sender := self._copies.pop(request.id, None)) is not None:
             self._poke(sender, self._engines[replica].now())
-        if request.id not in self._under_way:
-            self._moved.pop(request.id, None)
+        self._moved.pop(request.id, None)
         if replica == prefiller and decoder >= 0:
             self._engines[decoder].inbox.forget(request)
             self._poke(decoder, self._engines[replica].now())
@@ -218,7 +217,7 @@ class Transfers:
 
     def _read(self, receiver: int, loading: Loading, moved: Moved, now: float) -> None:
         id_, link_seconds = loading.request.id, self._moves.link
-        sender, _ = self._moved[id_]
+        sender, _ = self._moved.pop(id_)
         number = len(moved.blocks) - loading.num_found
         link = self._links.setdefault((sender, receiver), Link(self._moves.fair))
         self._advance_link((sender, receiver), now)
@@ -239,7 +238,8 @@ class Transfers:
         if number and self._moves.delay is not None:
             executor: Any = self._engines[sender].executor
             executor.delay(self._moves.delay.at(of_gpu))
-        self._under_way[id_] = Transfer(id_, sender, receiver, tokens, num_bytes, now, inf, share_hidden)
+        transfer = Transfer(id_, sender, receiver, tokens, num_bytes, now, inf, share_hidden)
+        self._under_way[receiver, id_] = transfer, moved
         link.add(id_, now, latency, work - hidden)
         self._note_link((sender, receiver))
 
@@ -250,14 +250,13 @@ class Transfers:
         sender, _ = self._moved[request.id]
         self._poke(sender, self._engines[receiver].now())
 
-    def _arrive(self, id_: int, now: float) -> None:
-        transfer = self._under_way.pop(id_)
+    def _arrive(self, id_: int, receiver: int, now: float) -> None:
+        transfer, moved = self._under_way.pop((receiver, id_))
         self.done.append(transfer._replace(ended=now))
-        _, moved = self._moved.pop(id_)
         assert moved.lease is not None
         moved.lease.end()
-        self._engines[transfer.receiver].inbox.copied.append(id_)
-        for replica in (transfer.sender, transfer.receiver):
+        self._engines[receiver].inbox.copied.append(id_)
+        for replica in (transfer.sender, receiver):
             self._poke(replica, now)
 
     def _take_back(self, decoder: int, request: Request) -> None:
