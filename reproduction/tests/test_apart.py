@@ -74,7 +74,8 @@ def test_a_cell_has_the_means_of_its_runs_and_the_error_of_the_mean() -> None:
         for seed, share in enumerate((0.4, 0.6))
     ]
     row = table(runs, "simulated").splitlines()[2].split("|")
-    assert differences(runs).count("\n") == 2, "no layout to compare"
+    for layout in ("both", "pull"):
+        assert differences([{**run, "layout": layout} for run in runs]).count("\n") == 2, "no layout to compare"
     assert [text.strip() for text in row[4:9]] == [
         "2",
         "50 [0, 100]",
