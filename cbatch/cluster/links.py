@@ -64,6 +64,14 @@ class Link:
             self._busy.append((since, until))
         self._at = max(self._at, until)
 
+    def ends_at(self, key: int) -> float:
+        """Returns when a transfer that has begun ends, unless others begin before."""
+        link = Link()
+        link._begins, link._left, link._at = [*self._begins], {**self._left}, self._at
+        while key not in link.advance(at := link.next_at):
+            pass
+        return at
+
     def hide(self, begin: float, end: float, work: float) -> float:
         """Returns how much of a transfer's work the link has had time for in a past window, and takes that time."""
         hidden, first = 0.0, bisect_right(self._busy, begin, key=itemgetter(1))

@@ -51,6 +51,7 @@ class Moves:
     delay: seconds by which such a send lengthens the sender's iterations, against its bytes; None: not at all.
     push: whether a decoder reserves blocks before the prefill begins. layers: sent as they are computed, with `push`; 1: full blocks, once an iteration has computed them.
     lease: seconds for which blocks are held for a decoder that has not begun to read them. fair: see `Link`.
+    ahead: whether a request is admitted as its transfer begins: the receiver's next iteration waits for it on the device. Always, where tokens are real.
     connect: of two executors, where tokens are real: from the first to the second. Any thread begins copies.
     """
 
@@ -60,6 +61,7 @@ class Moves:
     layers: int = 1
     lease: float = inf
     fair: bool = True
+    ahead: bool = False
     gpus: int = 1
     delay: Seconds | None = None
     connect: Callable[[Any, Any], Copier] | None = None
@@ -207,7 +209,9 @@ class Transfers:
     def _leave(self, prefiller: int, request: Request) -> None:
         engine = self._engines[prefiller]
         self._moved[request.id] = prefiller, engine.give(request, self._moves.lease)
-        heappush(self._events, (engine.now(), _PREFILL, prefiller, request.id, request))
+        executor: Any = engine.executor
+        at = engine.now() + executor.host.handover_seconds
+        heappush(self._events, (at, _PREFILL, prefiller, request.id, request))
 
     def _hand_over(self, request: Request, prefiller: int, now: float) -> None:
         decoder = self._decoder_of(request, self._route[request.id][1], now)
@@ -215,7 +219,8 @@ class Transfers:
         self._engines[decoder].offer(request, self._moved[request.id][1], now)
         self._schedule(decoder)
 
-    def _read(self, receiver: int, loading: Loading, moved: Moved, now: float) -> None:
+    def _read(self, receiver: int, loading: Loading, moved: Moved, now: float) -> bool:
+        """Begins a transfer. Returns whether iterations from now on wait for it."""
         id_, link_seconds = loading.request.id, self._moves.link
         sender, _ = self._moved.pop(id_)
         number = len(moved.blocks) - loading.num_found
@@ -226,6 +231,7 @@ class Transfers:
         work, hidden = max(link_seconds.at(of_gpu) - latency, 0.0) if number else 0.0, 0.0
         block_size = self._engines[receiver].state.pool.block_size
         if number and id_ in self._pushed:
+            latency = max(moved.at + latency - now, 0.0)
             since, before = self._pushed[id_]
             if self._moves.layers > 1:
                 share = 1 - 1 / self._moves.layers
@@ -242,6 +248,10 @@ class Transfers:
         self._under_way[receiver, id_] = transfer, moved
         link.add(id_, now, latency, work - hidden)
         self._note_link((sender, receiver))
+        if self._moves.ahead:
+            receives: Any = self._engines[receiver].executor
+            receives.follow(link.ends_at(id_))
+        return self._moves.ahead
 
     def _drop(self, receiver: int, request: Request, moved: Moved) -> None:
         """Ends a lease that the decoder does not need."""

@@ -61,7 +61,7 @@ class SimExecutor(Executor):
 
     def restart(self) -> None:
         self._stages = Stages(self.num_stages)
-        self._now = self._copied_at = self._delay = 0.0
+        self._now = self._copied_at = self._received_at = self._delay = 0.0
         self._num_in_flight = 0
         self._rejected = deque[tuple[Ints, Ints]]()  # table rows and drafts of each iteration in flight with drafts
         self._latest: deque[Span] = deque(maxlen=self.num_stages)
@@ -83,6 +83,9 @@ class SimExecutor(Executor):
         blocks = None if step.copies is None else self._copy(step, step.copies)
         if blocks is not None:
             begins = max(begins, blocks.ended)
+        if self._received_at > begins:
+            self._stages.record_host(begins, self._received_at, Cause.COPIES)
+            begins = self._received_at
         saved = 0.0 if self._gpu_clock is None else self._saved(times, self._gpu_clock, begins)
         self._num_in_flight += 1
         if self.num_stages == 1:
@@ -112,6 +115,10 @@ class SimExecutor(Executor):
     def delay(self, seconds: float) -> None:
         """Lengthens the next iteration: the device also sends."""
         self._delay += seconds
+
+    def follow(self, time: float) -> None:
+        """Lets the next iteration begin no sooner: it reads KV blocks that another replica sends."""
+        self._received_at = max(self._received_at, time)
 
     def ends_at(self, in_flight: Span) -> float:
         return in_flight.ended

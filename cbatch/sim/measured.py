@@ -48,12 +48,14 @@ class HostTime:
     seconds_per_chunk: of each other prompt, or chunk of one, in an iteration. The asynchronous loop hides this time, as the device takes longer.
     eager_seconds: added for each rank if operations are launched one by one, without a captured graph, while the device computes.
     server_seconds: of each request, on its way from the server to the engine; see `Arrivals`.
+    handover_seconds: from a request's first token to the turn of the replica that continues it, if idle: messages between threads.
     """
 
     seconds: HostSeconds
     seconds_per_request: HostSeconds = 0.0
     eager_seconds: HostSeconds = 0.0
     server_seconds: HostSeconds = 0.0
+    handover_seconds: HostSeconds = 0.0
     seconds_per_found_prompt: HostSeconds = 0.0
     seconds_per_found_token: HostSeconds = 0.0
     seconds_per_chunk: HostSeconds = 0.0

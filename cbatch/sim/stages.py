@@ -25,7 +25,7 @@ class StageAccount:
     """Seconds of one stage by cause; the seconds sum to the stage's span.
 
     compute: operations. communication: all-reduces, and waiting for a message from the previous stage.
-    copies: waiting for KV blocks to be copied to host memory, and back.
+    copies: waiting for KV blocks to be copied to host memory, and back, or from another replica.
     pb1: bubbles; prompt lengths differ between the awaited and the previous iteration.
     pb2: bubbles; only one of the two iterations has prompt tokens.
     pb3: bubbles; the two iterations differ in decodes or contexts, or the stages differ in embedding or head.

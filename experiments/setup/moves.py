@@ -41,7 +41,8 @@ def moves_of(settings: Settings, setups: Sequence[Setup], roles: Sequence[Role])
     gpus = min(setup.settings.backend.gpus_per_replica for setup in setups)
     block_bytes = (spec.kv_bytes_per_token + settings.draft_kv_bytes * gpus) * block_size
     layers = spec.num_layers if transfers.layerwise else 1
-    return Moves(block_bytes, link, transfers.push, layers, transfers.lease or inf, transfers.fair, gpus, delay)
+    ahead = not leaves_node  # a network's adapters tell the host of an end, not the device
+    return Moves(block_bytes, link, transfers.push, layers, transfers.lease or inf, transfers.fair, ahead, gpus, delay)
 
 
 def _real(backend: Real, setups: Sequence[Setup]) -> Moves:

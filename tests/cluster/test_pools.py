@@ -10,13 +10,18 @@ from commands import summary
 from matplotlib.axes import Axes
 
 from cbatch import CbatchError
-from cbatch.cluster import ClusterView
+from cbatch.cluster import ClusterView, Role
 from cbatch.request import Request
+from cbatch.sim import load_profile
 from cbatch.sim.profile_file import PROFILES
+from cbatch.sim.roofline import Affine
 from experiments.api import Result, simulate
 from experiments.plots import composition
 from experiments.report.text import run_text
+from experiments.settings.compose import compose_run
 from experiments.settings.groups import CONFIG_FOLDER
+from experiments.setup.assemble import assemble
+from experiments.setup.moves import moves_of
 from experiments.store.tables import read_replicas, read_requests, read_steps
 
 POOLS = {
@@ -38,6 +43,20 @@ def served(folder: Path | None = None, **keys: object) -> Result:
     work = {"workload": "open_loop", "requests": 120, "rate": 120, "batch": 4, "kv_tokens": 16 * 2000, "block_size": 16}
     given = {"pools": POOLS, "router": LongToLarge(), **work, **keys}
     return simulate("sarathi_serve", output=folder, **given)
+
+
+@pytest.mark.parametrize("network", [None, 50])
+def test_a_decoder_admits_ahead_of_copies_within_a_node(network: int | None) -> None:
+    """With the profile's times of copied blocks, which lengthen iterations; a network's adapters send alone, at the rate given, and tell the host of the end."""
+    pools = "backend.pools={p: {role: prefill}, d: {role: decode}}"
+    far = () if network is None else ("backend.gpus_per_node=1", f"backend.network={network}")
+    settings = compose_run("model=llama-3.1-8b", "hardware=h200", "backend=sim", "prefix_cache=true", pools, *far)
+    links, moves = (
+        load_profile("h200").links,
+        moves_of(settings, assemble(settings).setups, [Role.PREFILL, Role.DECODE]),
+    )
+    assert moves is not None and (moves.ahead, moves.delay) == ((False, None) if network else (True, links.delay))
+    assert moves.link == (Affine(0.0, 1e-9 / 50) if network else links.within_node)
 
 
 def test_prefillers_end_no_requests_and_say_what_they_computed(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from cbatch.results.metrics import Window
 from cbatch.results.replicas import transfers_of
 from cbatch.results.timeline import write_timeline
 from cbatch.sim.executor import SimExecutor
+from cbatch.sim.measured import HostTime
 from cbatch.sim.roofline import Affine
 from policies.evictions import LRU
 from policies.routers import LlmD
@@ -58,10 +59,12 @@ def replica(
     asynchronous: bool = False,
     policy: Any = None,
     block_size: int = 1,
+    handover: float = 0.0,
 ) -> Engine:
     """An iteration takes a second."""
     limits = Limits(batch, max_tokens, 64)
-    parts = SimExecutor(UnitCost()), limits, UnitCost(), KVSize(num_blocks, block_size), asynchronous
+    executor = SimExecutor(UnitCost(), HostTime(0.0, handover_seconds=handover))
+    parts = executor, limits, UnitCost(), KVSize(num_blocks, block_size), asynchronous
     return Server(*parts, prefix_cache=LRU()).engine(policy or Whole())
 
 
@@ -99,6 +102,29 @@ def test_golden_of_states() -> None:
     assert [request.first_token_at for request in requests] == [1, 1, 2, 3]
 
 
+@pytest.mark.parametrize("late", [0.0, 0.5])
+def test_golden_of_requests_admitted_ahead_of_their_transfers(late: float) -> None:
+    """As above; iterations wait on the decoder's device. A and B: 1 to 2.5, iteration to 3.5, where B ends; C: 3.5 to 4.25, iterations to 5.25, where A ends, and 6.25.
+
+    late: seconds from a first token to the decoder's turn, by which all but D's is later.
+    """
+    requests = [Request(id_, *sizes) for id_, sizes in enumerate([(6, 3), (2, 2), (4, 3), (8, 1)])]
+    moves = Moves(1, Affine(0.25, 0.125), fair=False, ahead=True)
+    cluster = serve([replica(max_tokens=8, handover=late), replica(batch=2)], requests, moves)
+    assert [request.finished_at for request in requests] == [5.25 + late, 3.5 + late, 6.25 + late, 3]
+    assert [step.started - late for step in cluster.engines[1].record.steps] == [2.5, 4.25, 5.25]
+    (account,) = cluster.engines[1].executor.accounts()  # type: ignore[attr-defined]
+    assert (account.compute, account.copies) == (3, 1.5 + 0.75)
+
+
+@pytest.mark.parametrize(("ahead", "ends"), [(True, 5.25), (False, 6.25)])
+def test_a_request_is_in_the_iteration_after_the_one_in_flight(ahead: bool, ends: float) -> None:
+    """The decoder's iterations end at 2.25, 3.25, ...; a request that comes at 2.5 is read at 3.25, by 3.5; the next iteration begins then, the one after at 4.25."""
+    requests = [Request(0, 4, 8), Request(1, 4, 2, arrival_time=1.5)]
+    serve([replica(), replica(asynchronous=True)], requests, Moves(1, Affine(0.25, 0.0), ahead=ahead))
+    assert requests[1].finished_at == ends
+
+
 def test_sends_lengthen_an_iteration_of_their_sender() -> None:
     """As above, 1/16 s per token: the 8 tokens sent from 1 on lengthen the next iteration, D's from 2, by 0.5 s; C's 4 tokens none, as none follows."""
     sizes = [(6, 3), (2, 2), (4, 3), (8, 1)]
@@ -123,6 +149,19 @@ def test_a_link_is_shared_or_taken_in_turn(fair: bool, ends: dict[int, float]) -
     while (at := link.next_at) < inf:
         ended |= dict.fromkeys(link.advance(at), at)
     assert ended == ends
+
+
+@pytest.mark.parametrize(("fair", "ends"), [(True, (5.0, 4.0)), (False, (4.0, 6.0))])
+def test_ends_are_foreseen_unless_others_begin(fair: bool, ends: tuple[float, float]) -> None:
+    """The transfers above: alone, the first would end at 4 s; foreseeing moves nothing."""
+    link = Link(fair)
+    link.add(0, 0.0, 1.0, 3.0)
+    assert link.ends_at(0) == 4.0
+    link.advance(1.0)
+    link.add(1, 1.0, 1.0, 1.0)
+    assert (link.ends_at(0), link.ends_at(1)) == ends
+    link.advance(3.0)
+    assert (link.ends_at(0), link.ends_at(1)) == ends
 
 
 def test_gpus_of_a_replica_send_side_by_side() -> None:
@@ -351,7 +390,9 @@ def random_run(seed: int) -> Cluster:
     ]
     push = draw.random() < 0.5
     link = Affine(draw.choice([0.0, 0.3]), draw.choice([0.0, 0.05, 0.5]))
-    moves = Moves(1, link, push, 4 if push else 1, draw.choice([inf, inf, 3.0]), draw.random() < 0.7)
+    moves = Moves(
+        1, link, push, 4 if push else 1, draw.choice([inf, inf, 3.0]), *(draw.random() < 0.7 for _ in range(2))
+    )
     router: Any = draw.choice([RoundRobin(), LeastLoaded(), Copies()])
     cluster = serve(engines, requests, moves, roles, router)
     whole = [request for request in requests if request.finish_reason in (FinishReason.LENGTH, FinishReason.STOP)]
@@ -359,7 +400,9 @@ def random_run(seed: int) -> Cluster:
     ids = cluster.record.tokens()[0].tolist()
     assert all(ids.count(request.id) == request.num_output_tokens for request in requests)
     assert all((request.last_token_at or 0.0) <= request.finished_at for request in requests)
-    assert all(transfer.ended >= transfer.started + link.at(0) for transfer in cluster.record.transfers)
+    for transfer in cluster.record.transfers:
+        first = inf if not push else requests[transfer.request].first_token_at or inf  # with push copies begin by then
+        assert transfer.ended >= max(transfer.started, min(transfer.started, first) + link.at(0) - 1e-9)
     prefillers = [number for number, role in enumerate(roles) if role is Role.PREFILL]
     assert all(request.num_output_tokens <= 1 for request in requests if cluster.replica_of[request.id] in prefillers)
     assert [each.num_unfinished for each in cluster._router.look(1e6)] == [0] * len(roles)
