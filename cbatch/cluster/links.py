@@ -9,8 +9,6 @@ from itertools import takewhile
 from math import inf
 from operator import itemgetter
 
-_NOTHING = 1e-12  # seconds of work that is left by rounding
-
 
 class Link:
     """One direction between two replicas.
@@ -18,11 +16,12 @@ class Link:
     fair: transfers share the rate equally once their latency has passed; otherwise one follows the other, latency included.
     """
 
-    def __init__(self, fair: bool = True) -> None:
+    def __init__(self, fair: bool) -> None:
         self._fair = fair
-        # a heap: when a transfer's latency has passed, its key, its work
+        # heaps: when a transfer's latency has passed, its key, its work; and what `_served` is at the end of one that shares the link, its key
         self._begins: list[tuple[float, int, float]] = []
-        self._left: dict[int, float] = {}  # work of the transfers that share the link
+        self._ends: list[tuple[float, int]] = []
+        self._served = 0.0  # work of a transfer that has shared the link from the first on
         self._at = self._free_at = 0.0
         self._busy: list[tuple[float, float]] = []  # spans, in order
 
@@ -36,7 +35,7 @@ class Link:
     @property
     def next_at(self) -> float:
         """Returns when the next transfer ends, or begins to share the link."""
-        end = self._at + min(self._left.values()) * len(self._left) if self._left else inf
+        end = self._at + (self._ends[0][0] - self._served) * len(self._ends) if self._ends else inf
         return min(end, self._begins[0][0] if self._begins else inf)
 
     def advance(self, now: float) -> list[int]:
@@ -44,30 +43,26 @@ class Link:
         ended = list[int]()
         while (at := self.next_at) <= now:
             self._run(at)
-            while self._begins and self._begins[0][0] <= at:
+            if self._begins and self._begins[0][0] <= at:
                 _, key, work = heappop(self._begins)
-                self._left[key] = work
-            over = sorted(key for key, work in self._left.items() if work <= _NOTHING)
-            for key in over:
-                del self._left[key]
-            ended += over
+                heappush(self._ends, (self._served + work, key))
+            else:
+                self._served, key = heappop(self._ends)  # not as the clock has it, which is rounded
+                ended.append(key)
         self._run(now)
         return ended
 
     def _run(self, until: float) -> None:
-        if self._left and until > self._at:
-            share = (until - self._at) / len(self._left)
-            least = min(self._left.values())
-            share = least if abs(share - least) <= _NOTHING else share
-            self._left = {key: work - share for key, work in self._left.items()}
+        if self._ends and until > self._at:
+            self._served += (until - self._at) / len(self._ends)
             since = self._busy.pop()[0] if self._busy and self._busy[-1][1] == self._at else self._at
             self._busy.append((since, until))
         self._at = max(self._at, until)
 
     def ends_at(self, key: int) -> float:
         """Returns when a transfer that has begun ends, unless others begin before."""
-        link = Link()
-        link._begins, link._left, link._at = [*self._begins], {**self._left}, self._at
+        link = Link(self._fair)
+        link._begins, link._ends, link._served, link._at = [*self._begins], [*self._ends], self._served, self._at
         while key not in link.advance(at := link.next_at):
             pass
         return at

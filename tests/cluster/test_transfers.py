@@ -174,17 +174,31 @@ def test_gpus_of_a_replica_send_side_by_side() -> None:
 
 def test_what_is_hidden_takes_the_link() -> None:
     """3 s of work in each of two overlapping prefills, from 0 to 4 s and from 1 to 5 s, a plain transfer from 1 to 2 s: 4 s of 5 are free."""
-    link = Link()
+    link = Link(True)
     link.add(0, 1.0, 0.0, 1.0)
     link.advance(5.0)
     assert [link.hide(begin, begin + 4.0, 3.0) for begin in (0.0, 1.0, 1.0)] == [3.0, 1.0, 0.0]
+    link.add(1, 6.0, 0.0, 1.0)
+    link.add(2, 9.0, 0.0, 9.0)
+    for now in (6.5, 12.0):
+        link.advance(now)
+    assert link.hide(5.0, 12.0, 2.5) == 2.5, "1 s before the transfer from 6 to 7 s, and 1.5 s after it"
+    assert link.hide(5.0, 12.0, 2.5) == 0.5, "the transfer that began at 9 s is not over"
+
+
+def test_a_link_goes_on_after_days() -> None:
+    """Here times are rounded to 1e-11 s: transfers of up to 2 ms, one a second, each end within theirs."""
+    draw, link = random.Random(0), Link(True)
+    for key in range(50):
+        link.add(key, 1e5 + key, 1e-3 * draw.random(), 1e-3 * draw.random())
+        assert link.advance(1e5 + key + 0.0021) == [key]
 
 
 def test_random_links_are_never_faster_than_alone() -> None:
     """No transfer beats latency + work, and all together do not beat the sum of their work (A4, 25)."""
     for seed in range(50):
         draw = random.Random(seed)
-        link, began, ended = Link(), dict[int, tuple[float, float]](), dict[int, float]()
+        link, began, ended = Link(True), dict[int, tuple[float, float]](), dict[int, float]()
         now = 0.0
         for key in range(12):
             now += draw.choice([0.0, 0.1, draw.random()])
