@@ -140,10 +140,10 @@ class Listed(Arrivals):
 
     def due(self, now: float, iteration: int | None) -> Sequence[Request]:
         arrived: list[Request] = []
-        pending, latest = self._pending, now - self.server_seconds
-        while pending and pending[0][0] <= latest and pending[0][1] <= (iteration or 0):
+        pending, late = self._pending, self.server_seconds
+        while pending and pending[0][0] + late <= now and pending[0][1] <= (iteration or 0):
             arrived.append(heappop(pending)[3])
-        if iteration is None and not arrived and pending and pending[0][0] <= latest:
+        if iteration is None and not arrived and pending and pending[0][0] + late <= now:
             arrived.append(heappop(pending)[3])
         return arrived
 

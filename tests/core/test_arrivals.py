@@ -54,6 +54,9 @@ def test_an_engine_sees_a_request_once_the_server_has_had_it(make: Callable[[lis
     arrivals = make([Request(0, 4, 1, arrival_time=1.0)])
     arrivals.server_seconds = 0.25
     assert arrivals.next() == 1.25 and ids(arrivals.due(1.2, 0)) == [] and ids(arrivals.due(1.25, 0)) == [0]
+    arrivals = make([Request(0, 4, 1, arrival_time=0.9964241312966027)])
+    arrivals.server_seconds = 0.00836  # the sum is rounded, and less than this much above the arrival
+    assert ids(arrivals.due(arrivals.next(), 0)) == [0], "it is due when it is next: a host waits for no other time"
 
 
 @pytest.mark.parametrize(
