@@ -21,7 +21,7 @@ class Engine(Turns):
 
     def check_fits(self, request: Request) -> None:
         """Raises WorkloadError for a request that cannot be served, or was submitted before."""
-        num_at_once = self._call(self._num_at_once, request) or 1
+        num_at_once = self._call(self._num_at_once, request)
         check_fits(request, self.limits, self.state.pool.num_tokens, self.policy_name, num_at_once)
         if self.state.cache is not None:
             self.state.cache.check(request)

@@ -75,7 +75,7 @@ def check_installed(extra: str, *packages: str) -> None:
 
 
 def call(where: str | Callable[[], str], method: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a user's method. An exception becomes a PolicyError; a KeyboardInterrupt gets the place as its message.
+    """Calls a user's method. An exception becomes a PolicyError that names a request among the arguments; a KeyboardInterrupt gets the place as its message.
 
     where: the start of the message, or a function that returns it and is called only after an error.
     """
@@ -87,13 +87,16 @@ def call(where: str | Callable[[], str], method: Callable[..., Any], *arguments:
         raise
     except BaseException as error:
         called, line = f"{getattr(method, '__name__', type(method).__name__)}()", _line_in_policy(error)
+        place = _text(where)
+        of = [f", request {each.id}" for each in arguments if hasattr(each, "num_prompt_tokens")]  # a `cbatch.Request`
+        place += "".join(of[:1]) if "request " not in place else ""
         if isinstance(error, KeyboardInterrupt):
-            error.args = error.args or (f"{_text(where)}, {called}{line}",)  # of the innermost call
+            error.args = error.args or (f"{place}, {called}{line}",)  # of the innermost call
             raise
         problem = f"{called} raised {type(error).__name__}: {error}{line}"
         if str(error).startswith("'Request' object"):
             problem += "; a request takes no attributes of a policy: keep them in a dict by request.id"
-        raise PolicyError(f"{_text(where)}: {problem}") from error
+        raise PolicyError(f"{place}: {problem}") from error
 
 
 def _text(where: str | Callable[[], str]) -> str:

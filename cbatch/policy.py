@@ -16,6 +16,7 @@ call a policy: optional methods may be missing, and an exception becomes an erro
 from collections.abc import Callable
 from copy import deepcopy
 from inspect import getattr_static, isfunction
+from operator import index
 from typing import Any, Protocol, TypeVar
 
 from cbatch.described import Described
@@ -133,6 +134,16 @@ def optional_method(policy: Policy, name: str) -> Callable[[Any], Any]:
         problem = f"{name} is a {type(method).__name__}; make it a method, or rename it"
         raise PolicyError(f"policy {name_of(policy)}: {problem}")
     return method
+
+
+def tokens_at_once(policy: Policy) -> Callable[[Request], int]:
+    """Returns the policy's `num_at_once`, or 1 without it. What it returns raises TypeError unless it is a whole number."""
+    method = optional_method(policy, "num_at_once")
+
+    def num_at_once(request: Request) -> int:
+        return index(method(request) or 1)
+
+    return num_at_once
 
 
 def ignore(_: Any) -> None:

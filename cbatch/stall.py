@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 from cbatch.errors import ConfigError, PolicyError, StallError
 from cbatch.plan import Plan
@@ -81,7 +82,9 @@ def standstill(where: str, view: View, plan: Plan, num_unfinished: int) -> Polic
 
 
 def _held(view: View) -> str:
-    return f"{len(view.waiting)} waiting and {len(view.running)} running requests"
+    first = next(chain(view.waiting, view.running), None)
+    each = f" (request {first.id}{' first' * (len(view.waiting) + len(view.running) > 1)})" if first else ""
+    return f"{len(view.waiting)} waiting and {len(view.running)} running requests{each}"
 
 
 def _describe_empty(view: View, plan: Plan) -> str:

@@ -28,7 +28,7 @@ from cbatch.limits import Limits
 from cbatch.moves import end_leases
 from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
-from cbatch.policy import HOOKS, Policy, check_policy, ignore, is_steady, name_of, optional_method
+from cbatch.policy import HOOKS, Policy, check_policy, ignore, is_steady, name_of, optional_method, tokens_at_once
 from cbatch.record import InFlight, RunRecord
 from cbatch.request import FinishReason, Request, Status
 from cbatch.request_table import RequestTable
@@ -85,7 +85,7 @@ class Turns:
         self.seconds_copying = 0.0  # for which iterations waited for copies of KV blocks
         self.observer: Observer | None = None  # of a cluster
         self.on_leave = self.on_launch = self.on_absorbed = cast(Callable[[Any], object], ignore)
-        hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
+        hooks = (*(optional_method(policy, name) for name in HOOKS), tokens_at_once(policy))
         self.on_arrival, self._on_wait, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
         repeats, steady = getattr(executor, "repeats", False), "steady" in vars(type(policy))
         self._may_leap = repeats and steady and self._on_tokens is ignore

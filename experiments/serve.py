@@ -139,6 +139,7 @@ def serve(
     run = assemble(resolved if folder else with_workload(resolved, resolved.workload), log, largest=largest)
     run.load = None if share is None or rate is None else {"load": share, "rate": rate}
     bounds = bounds_of(run) if settings.bounds else None
+    lacks_of(run)  # raises
     if run.chosen:
         log("chosen: " + ", ".join(f"{key}={value}" for key, value in run.chosen.items()))
     with ExitStack() as held:

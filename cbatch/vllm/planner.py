@@ -9,7 +9,7 @@ from cbatch.arrivals import check_fits
 from cbatch.errors import CbatchError, TooLongError, WorkloadError, call
 from cbatch.limits import Limits
 from cbatch.plan import Plan
-from cbatch.policy import HOOKS, check_policy, ignore, is_steady, name_of, optional_method
+from cbatch.policy import HOOKS, check_policy, ignore, is_steady, name_of, optional_method, tokens_at_once
 from cbatch.record import StepRecord
 from cbatch.request import Request, Status
 from cbatch.stall import StallWatch
@@ -49,7 +49,7 @@ class Planner:
         self._ended: list[ServedRequest] = []
         recorder = adapter.recorder
         self._recording = None if recorder is None else Recording(recorder, self.view)
-        hooks = (optional_method(policy, name) for name in (*HOOKS, "num_at_once"))
+        hooks = (*(optional_method(policy, name) for name in HOOKS), tokens_at_once(policy))
         self._on_arrival, self._on_wait, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
         self._counts_steps = self._on_step is not ignore or recorder is not None
         unseen = self._on_tokens is self._on_step is ignore and recorder is None and self.mode != "shadow"
@@ -61,7 +61,7 @@ class Planner:
         """Returns why the policy could never plan a request; empty if the policy could."""
         view = self.view
         try:
-            num_at_once = self._call(self._num_at_once, request) or 1
+            num_at_once = self._call(self._num_at_once, request)
             check_fits(request, view.limits, view.kv.num_tokens, self._name, num_at_once)
         except WorkloadError as error:
             return str(error)

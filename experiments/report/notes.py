@@ -13,7 +13,7 @@ About = Mapping[str, Any]  # the part `about` of a summary
 FEWEST_IN_TAIL = 10
 """Requests that should lie beyond a percentile of a run. With fewer, the percentile is close to the maximum, and biased."""
 
-_LACKS = {
+LACKS = {
     "prefix_cache": "the policy or router relies on the prefix cache, which is off: give prefix_cache=true",
     "clients": "the policy distinguishes clients, but no request names its client",
     "sessions": "the policy, eviction or router follows sessions, but no request names its session",
@@ -82,7 +82,7 @@ def limits_of(known: Sequence[About]) -> list[str]:
     if texts := {text for about in known for text in unread_chunk(about)}:
         unread = {with_arguments(about["policy"], about["whole_numbers"]) for about in known if unread_chunk(about)}
         notes.append(f"{' '.join(sorted(texts))}: not read by {', '.join(sorted(unread))}")
-    for name, text in _LACKS.items():
+    for name, text in LACKS.items():
         if any(lacking := [_lacks(about, name) for about in known]):
             notes.append(f"{text}{_of_several(lacking)}")
     if early := [turns for about in known if (turns := about.get("early_turns"))]:
@@ -108,7 +108,7 @@ def limits_of(known: Sequence[About]) -> list[str]:
 
 
 def _lacks(about: About, name: str) -> bool:
-    """Returns whether a run lacks one of `_LACKS`, unless it makes no drafts because it was told so."""
+    """Returns whether a run lacks one of `LACKS`, unless it makes no drafts because it was told so."""
     is_told = name == "drafts" and any("drafting=none" in text for text in about.get("overrides", ()))
     return name in about.get("lacks", ()) and not is_told
 

@@ -1,11 +1,17 @@
 """Features that a policy, an eviction or a router depends on and a run lacks; `experiments.report.notes` has a text for each."""
 
+from collections.abc import Sequence
+
+from cbatch import ConfigError
 from cbatch.cluster import Cluster, RoundRobin
+from cbatch.policy import name_of
+from cbatch.validation import nearest
+from experiments.report.notes import LACKS
 from experiments.setup.assemble import Run
 
 
 def lacks_of(run: Run) -> list[str]:
-    """Returns what the policy, the eviction and the router depend on, and the run does not have."""
+    """Returns what the policy, the eviction and the router depend on, and the run does not have. Raises ConfigError for a bad `depends_on`."""
     settings, engine = run.settings, run.engine.engines[0]
     routers = settings.backend.router, *settings.backend.routers.values()
     present = {
@@ -28,6 +34,17 @@ def lacks_of(run: Run) -> list[str]:
     if any(each.state.drafts.asked > each.state.drafts.most for each in run.engine.engines):
         needed.append("max_drafts" if settings.drafter.max_drafts else "drafter")
     for part in (engine.policy, *routers, cache and cache.pool.eviction):
-        of_class: tuple[str, ...] = getattr(type(part), "depends_on", ())
-        needed += getattr(part, "__dict__", {}).get("depends_on", of_class)
+        needed += _depends_on(part)
     return [name for name in dict.fromkeys(needed) if name not in present]
+
+
+def _depends_on(part: object) -> Sequence[str]:
+    """Returns `depends_on` of a policy, router or eviction. Raises ConfigError if it is not a tuple or list of known names."""
+    names = getattr(part, "__dict__", {}).get("depends_on", getattr(type(part), "depends_on", ()))
+    if not isinstance(names, tuple | list):
+        raise ConfigError(
+            f'{name_of(part)}: depends_on is a {type(names).__name__}; make it a tuple, as in ("clients",)'
+        )
+    if unknown := [name for name in names if name not in LACKS]:
+        raise ConfigError(f"{name_of(part)}: depends_on names {unknown[0]!r}; {nearest(str(unknown[0]), LACKS)}")
+    return names

@@ -205,7 +205,10 @@ class ShortestFirst:
 def test_a_deadlock_of_half_computed_prompts_is_found() -> None:
     counterexample = search(ShortestFirst(), NEEDED, CHUNK, num_random=0, tiny=tight_scenarios(CHUNK))["ends"]
     assert counterexample is not None
-    assert "empty plan with 0 waiting and 2 running requests, nothing in flight" in counterexample.violation.why
+    assert (
+        "empty plan with 0 waiting and 2 running requests (request 0 first), nothing in flight"
+        in counterexample.violation.why
+    )
     assert counterexample.history.scenario in all_scenarios(CHUNK)
 
 

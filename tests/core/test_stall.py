@@ -49,9 +49,18 @@ def serve(
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (Polling(1.0), "policy Polling, iteration 0: no token for 21 s with 2 waiting and 0 running requests; "),
-        (Polling(0.25), "policy Polling, iteration 0: 50 empty plans in a row with 2 waiting and 0 running requests; "),
-        (Churning(), "policy Churning, iteration 21: no token for 21 s with 0 waiting and 2 running requests; "),
+        (
+            Polling(1.0),
+            "policy Polling, iteration 0: no token for 21 s with 2 waiting and 0 running requests (request 0 first); ",
+        ),
+        (
+            Polling(0.25),
+            "policy Polling, iteration 0: 50 empty plans in a row with 2 waiting and 0 running requests (request 0 first); ",
+        ),
+        (
+            Churning(),
+            "policy Churning, iteration 21: no token for 21 s with 0 waiting and 2 running requests (request 0 first); ",
+        ),
     ],
 )
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -62,6 +71,47 @@ def test_a_policy_that_never_ends_is_stopped(policy: object, message: str, async
     if not asynchronous:  # otherwise the iteration's number differs by the one in flight
         assert str(caught.value).startswith(message)
     assert "compute their tokens, or raise patience." in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("hook", "where"),
+    [
+        ("plan", "iteration 2"),
+        ("on_arrival", "iteration 0, request 7"),
+        ("on_wait", "iteration 0, request 7"),
+        ("on_tokens", "iteration 1"),
+        ("on_step", "iteration 1"),
+        ("on_finish", "iteration 3, request 7"),
+        ("num_at_once", "iteration 0, request 7"),
+    ],
+)
+def test_an_error_in_a_hook_names_policy_hook_and_request(hook: str, where: str) -> None:
+    """One request whose three tokens take three iterations; a hook is called after the first, and after the last."""
+
+    class Fails(Orca):
+        pass
+
+    def fail(self: Fails, about: object) -> object:
+        if hook == "plan" and about.iteration < 2:  # type: ignore[attr-defined]
+            return Orca.plan(self, about)  # type: ignore[arg-type]
+        raise KeyError("lost")
+
+    fail.__name__ = hook
+    setattr(Fails, hook, fail)
+    with pytest.raises(PolicyError) as caught:
+        serve(Fails(), Request(7, 4, 3), patience=Patience(20, 50))
+    assert str(caught.value).startswith(f"policy Fails, {where}: {hook}() raised KeyError: 'lost' (test_stall.py:")
+
+
+def test_a_number_at_once_is_a_whole_number() -> None:
+    class Words(Orca):
+        def num_at_once(self, request: Request) -> str:  # type: ignore[override]
+            return "many"
+
+    with pytest.raises(
+        PolicyError, match=r"policy Words, iteration 0, request 7: num_at_once\(\) raised TypeError: 'str'"
+    ):
+        serve(Words(), Request(7, 4, 3), patience=Patience(20, 50))
 
 
 class Chunks:

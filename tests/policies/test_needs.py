@@ -2,7 +2,7 @@
 
 import pytest
 
-from cbatch import Plan, View
+from cbatch import ConfigError, Plan, View
 from experiments.report.notes import notes_of
 from experiments.serve import serve
 from experiments.settings.compose import compose_run
@@ -86,3 +86,20 @@ def test_a_run_says_that_replicas_are_too_few_and_that_nothing_leaves_a_node() -
     assert lacks("backend.replicas=2", "autoscale=fixed(replicas=2)") == []
     assert lacks("backend.replicas=2", "backend.network=50") == ["between_nodes"]
     assert lacks("backend.pipeline_stages=2", "backend.gpus_per_node=1", "backend.network=50") == []
+
+
+@pytest.mark.parametrize(
+    ("depends_on", "problem"),
+    [
+        ("clients", r"depends_on is a str; make it a tuple, as in \("),
+        (5, "depends_on is a int; make it a tuple"),
+        (("clints",), "depends_on names 'clints'; did you mean clients"),
+    ],
+)
+def test_what_a_policy_needs_is_refused_before_the_run_if_it_names_nothing(
+    depends_on: object, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Orca, "depends_on", depends_on, raising=False)
+    monkeypatch.setattr(Orca, "plan", None, raising=False)
+    with pytest.raises(ConfigError, match=f"^Orca: {problem}"):
+        lacks("policy=orca")
