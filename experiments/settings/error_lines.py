@@ -29,6 +29,7 @@ _REMEDIES = {
     "model": "; for another give model.path=FOLDER of its checkpoint, or its shape as a file in --config-dir",
 }
 """What to do for an option that none of the known ones is, by group."""
+_FEW = 4  # keys of a section, which an error names instead of the nearest
 _LAUNCHERS = ("hydra", "joblib", "submitit", "ray")
 
 
@@ -139,7 +140,10 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
     if section in values and values[section] is None:
         return f"{key}: is not in the settings; +{key}=... adds it"
     near = [known for known in values if known.endswith(f".{argument}")]
-    alike = [known for known in values if section and known.startswith(f"{section}.")] or [*values, *keys, "seeds"]
+    inside = [known for known in values if section and known.startswith(f"{section}.")]
+    if inside and len(inside) <= _FEW and not any(known.startswith(f"{section}.") for known in near):
+        return f"{key}: no such key; {section} has {', '.join(known.removeprefix(f'{section}.') for known in inside)}"
+    alike = inside or [*values, *keys, "seeds"]
     if not near and (elsewhere := _in_open_loop(argument, name)):
         return f"{key}: no such key; workload={OPEN_LOOP} has {elsewhere}"
     near = near or get_close_matches(key, [*alike, *GROUPS, "hydra/launcher"], 1) or ["one that --help lists"]

@@ -186,7 +186,7 @@ def test_a_simulation_leaves_no_memory_behind(monkeypatch: pytest.MonkeyPatch, p
         ("+workload.load=0.5", "workload.load=0.5: "),
         ("workload=chat bounds=true", "bounds=true: lower bounds hold for known requests"),
         ("backend=cpu", "backend=cpu: this command simulates; give backend=sim"),
-        ("slo.tpot=1", "slo.tpot: "),
+        ("slo.tpot=1", "slo.tpot: no such key; slo has ttft, tbt, total"),
         ("workload.slo=null", "workload.slo: follows slo here; give slo=NAME"),
         ("requests=many", "requests=many: give auto, or a whole number from "),
         ("requests=60", "slo: no rate meets it, as even requests served one at a time reach only attainment 70%"),
