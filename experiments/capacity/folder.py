@@ -20,7 +20,7 @@ from experiments.capacity.search import TooFewError
 from experiments.capacity.simulation import Outcome
 from experiments.settings.command_line import end_with_the_parent
 from experiments.store.claim import LOCK, UNFINISHED, claimed, other_folder
-from experiments.store.run_folder import PLOTS, read_summary, run_folders
+from experiments.store.run_folder import PLOTS, read_summary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,10 +31,19 @@ _FILES = {RESULT, SIMULATIONS, UNFINISHED, LOCK, PLOTS}
 
 
 def read_searches(root: Path) -> "pd.DataFrame":
-    """Reads the finished searches in and below a folder as `experiments.store.runs.read_runs` does; an empty frame without any."""
-    from experiments.store.runs import frame_of  # loads pandas
+    """Reads the finished searches in and below a folder as `experiments.store.runs.read_runs` does. Names damaged results on stderr.
 
-    return frame_of((folder, read_summary(folder, RESULT) or {}) for folder in run_folders(root, RESULT))
+    Raises ConfigError if there is no finished search.
+    """
+    from experiments.store.runs import Omitted, frame_of, print_omitted  # loads pandas
+
+    results = {path.parent: read_summary(path.parent, RESULT) or {} for path in sorted(root.rglob(RESULT))}
+    whole = {folder: summary for folder, summary in results.items() if {"capacity", "by_replication"} <= summary.keys()}
+    damaged = [str(folder / RESULT) for folder in results if folder not in whole]
+    if not whole:
+        raise ConfigError(f"{''.join(damaged[:1]) or root}: holds no finished search; run it again")
+    print_omitted(Omitted(path, f"{RESULT} is damaged; run it again") for path in damaged)
+    return frame_of(whole.items())
 
 
 @dataclass(eq=False)

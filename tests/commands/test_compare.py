@@ -208,7 +208,7 @@ def printed(*arguments: str) -> str:
     return ended.complaint or ended.printed
 
 
-def test_searches_are_compared_by_their_replications(tmp_path: Path) -> None:
+def test_searches_are_compared_by_their_replications(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two = [10.0, 20.0, 30.0], [12.0, 24.0, 36.0]
     for name, values, requests in (("one", two[0], 100), ("other", two[1], 100), ("more/few", two[1], 50)):
         found: dict[str, Any] = {
@@ -226,6 +226,11 @@ def test_searches_are_compared_by_their_replications(tmp_path: Path) -> None:
         assert printed("one", "nowhere").startswith("compare nowhere: no such folder")
         assert printed("no/where", "orca").startswith("compare no/where: no such folder")
         assert printed("one", "other", "chunk=2").startswith("compare: chunk=2 is for policies; folders take metric=")
+        (cut := Path("more", "cut", "capacity.json")).parent.mkdir()
+        cut.write_text(Path("one", "capacity.json").read_text()[:-9])
+        assert printed("one", "more/cut") == f"{cut}: holds no finished search; run it again"
+        assert main(["one", "more"]) == 0
+        assert f"capacity.json is damaged; run it again\n  {cut}\n" in capsys.readouterr().err
 
 
 def test_the_last_bits_of_figures_are_no_difference() -> None:
