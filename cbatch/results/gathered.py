@@ -51,16 +51,23 @@ class Gathered:
         """Returns the columns of all steps that a summary reads."""
         return _arrays(self._steps)
 
-    def window(self, warmup_requests: int = 0, drain_requests: int = 0) -> Window:
-        """Returns the window that leaves out the first `warmup_requests` and the last `drain_requests` requests, in the order of their ends.
+    def warming(self, number: int) -> list[Ended]:
+        """Returns the requests that fill the cache before the measured part: the first ones to arrive. number: `Facts.num_warming`."""
+        return sorted(self.ended, key=attrgetter("arrival_time", "id"))[:number] if number else []
 
-        Without a warm-up the window begins with the run. Without a drain it ends with the last token of a served request, or, if
-        clients have left, with the last iteration, which may have been computed for them. If no request remains, it is empty (end = start).
+    def window(self, warmup_requests: int = 0, drain_requests: int = 0, num_warming: int = 0) -> Window:
+        """Returns the window that leaves out the first `warmup_requests` and the last `drain_requests` served requests, in the order of their ends.
+
+        Without a warm-up the window begins with the run, or when the last warming request has ended, however. Without a drain it ends with the
+        last token of a served request, or, if clients have left, with the last iteration, which may have been computed for them.
+        If no request remains, it is empty (end = start).
         """
         steps, requests = self.steps, self.served
-        ends, start = np.sort(requests.last_token), metrics.began(steps, requests)
-        if warmup_requests:
-            start = float(ends[min(warmup_requests, len(ends)) - 1]) if len(ends) else start
+        ends, warming = np.sort(requests.last_token), self.warming(num_warming)
+        start = max((request.finished_at for request in warming), default=metrics.began(steps, requests))
+        later = ends[ends > start] if warming else ends
+        if warmup_requests and len(later):
+            start = float(later[min(warmup_requests, len(later)) - 1])
         num_left = len(ends) - drain_requests
         end = float(ends[num_left - 1]) if num_left > 0 else start
         if not drain_requests and any(request.finish_reason is FinishReason.CANCELLED for request in self.ended):

@@ -24,7 +24,7 @@ def session_figures(
     served: Served,
     window: Window,
     seconds: float,
-    num_warming: int = 0,
+    warming: Sequence[Entry] = (),
     block_size: int | None = None,
 ) -> dict[str, Any]:
     """Returns the figures of sessions and turns that end in the window; empty if no request states its turn and its pause.
@@ -32,14 +32,14 @@ def session_figures(
     Args:
         ended: all requests of the run in the order of their ends.
         seconds: duration of the measured part of the run.
-        num_warming: the first requests to end, which compute what sessions said before the run: these sessions are not whole jobs.
+        warming: requests that compute what sessions said before the run: these sessions are not whole jobs.
         block_size: tokens per block of the prefix cache; None without one.
     """
     if not any(request.turn is not None and request.pause is not None for request in ended):
         return {}
-    warming, sessions = ended[:num_warming], dict[str, list[Entry]]()
-    for request in ended[num_warming:]:
-        if request.session is not None and request.turn is not None:
+    sessions, before = dict[str, list[Entry]](), {request.id for request in warming}
+    for request in ended:
+        if request.session is not None and request.turn is not None and request.id not in before:
             sessions.setdefault(request.session, []).append(request)
     resumed = {request.session for request in warming}
     begun = [turns for name, turns in sessions.items() if name not in resumed]

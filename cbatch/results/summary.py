@@ -62,15 +62,15 @@ def summarize(
     run = Gathered(record) if isinstance(record, RunRecord) else record
     requests, steps, ended = run.served, run.steps, run.ended
     num_cancelled = sum(request.finish_reason is FinishReason.CANCELLED for request in ended)
-    warmup_requests += num_warming
-    window = run.window(warmup_requests, drain_requests)
+    window = run.window(warmup_requests, drain_requests, num_warming)
     counts = window.holds(requests.last_token)
     num_counted = int(counts.sum())
-    ends = Window(window.start if warmup_requests else -math.inf, window.end if drain_requests else math.inf)
+    begins_later = warmup_requests or num_warming
+    ends = Window(window.start if begins_later else -math.inf, window.end if drain_requests else math.inf)
     measured = [request for request in ended if ends.start < request.finished_at <= ends.end]
     service = service_of(ended, requests, client_weights)
     cached_by = None if num_evicted_blocks is None else block_size
-    sessions = session_figures(ended, requests, ends, window.seconds, num_warming, cached_by)
+    sessions = session_figures(ended, requests, ends, window.seconds, run.warming(num_warming), cached_by)
     throughput, offered = _throughput(requests, window, num_counted), offered_rate(ended)
     present = paid_shares(run.lives, window, num_replicas)
     paid = None if prices is None else np.array(prices) * present

@@ -113,6 +113,51 @@ def test_sessions_count_by_their_last_end() -> None:
     assert "cache_lost_share" not in figures()
 
 
+@pytest.mark.parametrize(("served", "begins"), [((True, True), 1.5), ((True, False), 1.0), ((False, False), 0.5)])
+def test_warming_requests_that_are_rejected_do_not_shift_the_measured_part(
+    served: tuple[bool, bool], begins: float
+) -> None:
+    """Two arrive at 0 and end at 1 and 1.5 s, or are rejected at 0.5 s. The session after a rejected one begins at once."""
+    record = RunRecord()
+    rows = [(id_, 0.0, 1.0 + 0.5 * id_ if good else 0.5, good) for id_, good in enumerate(served)]
+    for id_, arrival, finished, good in sorted(
+        [*rows, (2, 0.5, 0.75, True), (3, 1.5, 2.0, True), (4, 1.5, 3.0, True)], key=lambda row: row[2]
+    ):
+        why = FinishReason.LENGTH if good else FinishReason.REJECTED
+        request = Request(id_, 4, 1, arrival_time=arrival, session=str(id_), turn=0, pause=0.0, last=True)
+        record.requests.append(
+            end(
+                request,
+                arrival if good else None,
+                finished,
+                why,
+                num_output_tokens=int(good),
+                token_times=(finished, finished),
+            )
+        )
+        step = StepRecord(
+            id_,
+            *(arrival, arrival, arrival, finished, finished, arrival, finished),
+            1,
+            4,
+            0,
+            0,
+            int(good),
+            0,
+            1,
+            0,
+            1,
+            note="",
+        )
+        record.add_step(step, np.array([id_] * good, int))
+    found = summarize(record, **SIZES, num_warming=2)
+    assert found["run"]["counted_seconds"] == 3.0 - begins
+    ends = [time for time in (0.75, 2.0, 3.0) if time > begins]
+    assert found["run"]["counted_requests"] == found["sessions"]["completed"] == len(ends)
+    after = summarize(record, **SIZES, num_warming=2, warmup_requests=1)
+    assert after["run"]["counted_seconds"] == 3.0 - ends[0]
+
+
 def test_warming_requests_alone_are_no_session() -> None:
     found = figures(num_warming=len(TURNS), num_evicted_blocks=0)
     assert (found["completed"], found["abandoned"], found["ttft_seconds"]) == (0, 0, {})
