@@ -4,7 +4,7 @@
 
     sjf        shortest predicted output first              sjf_total  shortest prompt + predicted output first
     spf        shortest prompt first                        lof        longest declared output first
-    hrrn       highest response ratio next: tokens processed since the request arrived, divided by its prompt
+    hrrn       highest response ratio next: tokens computed since the request arrived, divided by its prompt
 
 Running requests come first and are not preempted for waiting requests (`policy=srpt` does so). Ties: arrival.
 `predictor` predicts outputs.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain
 
-from cbatch import ConfigError, Plan, Request, View, is_steady
+from cbatch import ConfigError, Request, StepRecord, View, is_steady
 from policies.chunking import ChunkSelector
 from policies.predictors import Predictor
 from policies.shared.prefixes import MOST_RANKED
@@ -40,27 +40,22 @@ class LengthOrder(RankedPrompts):
         super().__init__(chunking, partial(KEYS[order], predictor))
         self.order = order
         self.predictor = predictor
-        self._processed = 0  # tokens of all plans so far
-        self._planned: dict[Request, int] = {}  # tokens of the last plan
-        self._processed_before: dict[Request, int] = {}  # tokens processed before the request arrived
+        self._computed = 0  # tokens of all ended iterations
+        self._computed_before: dict[Request, int] = {}  # tokens computed before the request arrived
 
     @property
     def steady(self) -> bool:
         return is_steady(self.chunking) and self.order != "hrrn"
 
     def on_arrival(self, request: Request) -> None:
-        self._processed_before[request] = self._processed
+        self._computed_before[request] = self._computed
 
     def on_wait(self, request: Request) -> None:
-        self._processed -= self._planned.pop(request, 0)  # planned, and not admitted
         if self.order != "hrrn":  # which sorts all that wait at each plan
             super().on_wait(request)
 
-    def plan(self, view: View) -> Plan:
-        plan = super().plan(view)
-        self._planned = dict(plan)
-        self._processed += sum(plan.num_tokens)
-        return plan
+    def on_step(self, record: StepRecord) -> None:
+        self._computed += record.num_prefill_tokens + record.num_decode_tokens
 
     def prompts(self, view: View) -> Iterable[Request]:
         if self.order != "hrrn":
@@ -72,8 +67,7 @@ class LengthOrder(RankedPrompts):
     def on_finish(self, request: Request) -> None:
         super().on_finish(request)
         self.predictor.observe(request)
-        for kept in (self._planned, self._processed_before):
-            kept.pop(request, None)
+        self._computed_before.pop(request, None)
 
     def _response_ratio(self, request: Request) -> float:
-        return (self._processed - self._processed_before[request]) / request.num_tokens
+        return (self._computed - self._computed_before[request]) / request.num_tokens

@@ -57,7 +57,7 @@ def test_with_many_waiting_requests_hrrn_is_first_come_first_served(number: int,
     waiting = [Request(id_, number - id_, 1) for id_ in range(number)]
     for request in waiting:
         policy.on_arrival(request)
-    policy._processed = 100
+    policy._computed = 100
     under_way = Request(999, 5, 1)
     found = list(policy.prompts(view_of(prefilling=[under_way], waiting=waiting)))
     assert found[0] is under_way and found[1].id == first and len(found) == number + 1
