@@ -267,11 +267,11 @@ def _blocks(pairs: Sequence[Pair]) -> list[str]:
 
 
 def _how(pair: Pair) -> str:
-    some = next(iter(pair.results.values()))
+    most = max(pair.results.values(), key=lambda result: result.number)
     if not pair.replicated:
         return f"1 replication, on {'the same' if pair.same else 'different'} requests"
-    paired = "paired, on the same requests" if some.paired else "NOT paired: they served different requests"
-    return f"{some.number} replications, {paired}"
+    paired = "paired, on the same requests" if most.paired else "NOT paired: they served different requests"
+    return f"{most.number} replications, {paired}"
 
 
 def _text(pairs: Sequence[Pair], several: bool) -> str:
@@ -288,6 +288,8 @@ def _text(pairs: Sequence[Pair], several: bool) -> str:
                 names = [pair.short(pair.label)] if others else []
                 result = pair.results[key].scaled(heading.factor)
                 texts = intervals_text(result, heading.limits[1]) if first.replicated else values_text(result)
+                if first.replicated and result.number < max(other.number for other in pair.results.values()):
+                    texts[-1] += f"; {result.number} replications have it"
                 rows.append([heading.text, *names, heading.better, *texts])
     heads = ["figure", *["run"] * bool(others), "better", "ratio", "difference", "remark"][: len(rows[0])]
     below = "" if first.replicated else ONE_REPLICATION

@@ -206,11 +206,15 @@ def run_table(
     is_wide = tablefmt == "simple" and len(groups) > 1
     zeros = [key for key in shown if is_wide and key.endswith(_RARE) and not runs[key].any()]
     shown = [key for key in shown if key not in zeros]
-    headings, rows = [heading_of(key) for key in shown], []
+    headings, rows, scarce = [heading_of(key) for key in shown], [], list[str]()
     for label, group in groups:
         figures = group[shown].astype(float) * [heading.factor for heading in headings]
         means = [mean_of([*values]) for _, values in figures.items()]
         rows.append([label, *(format_mean(mean, of.kind == "share") for mean, of in zip(means, headings, strict=True))])
+        fewer = [
+            f"{of.text} {mean.number}" for mean, of in zip(means, headings, strict=True) if 0 < mean.number < len(group)
+        ]
+        scarce += [f"{label}: {', '.join(fewer)}"] * bool(fewer)
     heads = ["run", *(heading.text for heading in headings)]
     layouts: list[list[Sequence[str]]] = [[heads, *rows]]
     if tablefmt != "simple":
@@ -222,7 +226,8 @@ def run_table(
     replications = _replications_text(dict(groups), any("[" in cell for _, *cells in rows for cell in cells))
     nothing = f"0 in all rows: {', '.join(heading_of(key).text for key in zeros)}" if zeros else ""
     equal = _equal_texts(groups, [cells for _, *cells in rows])
-    texts = [nothing, price_text(runs, shown), replications, *equal, tail, omitted_text(omitted), *origins]
+    lacking = f"runs that have the figure, where some lack it: {'; '.join(scarce)}" * bool(scarce)
+    texts = [nothing, price_text(runs, shown), replications, lacking, *equal, tail, omitted_text(omitted), *origins]
     return "\n".join(filter(None, [table + end, *texts]))
 
 

@@ -138,6 +138,21 @@ def test_a_line_says_which_interval_decides_where_the_two_disagree() -> None:
     assert line not in text and "]  significant" in text
 
 
+def test_a_figure_that_some_replications_lack_states_how_many_have_it() -> None:
+    """As a P99 of gaps where outputs are single tokens: 1 and 2 more in two of five pairs."""
+    lacks = [math.nan] * 3
+    both = [
+        rows(label, values).assign(other=[*others, *lacks])
+        for label, values, others in (("a", [1, 2, 3, 4, 5], (1, 2)), ("b", [2, 3, 4, 6, 7], (2, 4)))
+    ]
+    for part in both:
+        part["summary"] = [{"about": {**ABOUT, "number": 1}, "metric": 0.0, "other": 0.0}] * 5
+    for keys in (["metric", "other"], ["other", "metric"]):
+        text = report(pd.concat(both, ignore_index=True), keys)
+        assert "b over a: 5 replications, paired" in text
+        assert [line.split()[0] for line in text.splitlines() if "2 replications have it" in line] == ["other"]
+
+
 def test_other_requests_are_not_paired_and_equal_ones_are_said_to_be() -> None:
     text = compared(rows("a", [1.0, 2.0]), rows("b", [1.0, 2.0], served="v"))
     assert "NOT paired" in text and "equal in every replication" not in text

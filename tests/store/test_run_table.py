@@ -1,5 +1,6 @@
 """The table of a sweep: each figure under its name, means with intervals, and notes that plots and comparisons share."""
 
+import math
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,14 @@ def test_the_last_bits_of_figures_make_no_interval() -> None:
     text = run_table(runs(*sums))
     assert ONE_REPLICATION in text and "95% interval" not in text and "±" not in text
     assert mean_of([1e6, 1e6 + 2e-10, 1e6]).half == 0 and mean_of([1.0, 1.0 + 1e-6]).half > 0
+
+
+def test_figures_of_fewer_runs_than_the_row_are_named() -> None:
+    """A third seed's outputs are single tokens, which have no gaps."""
+    gaps = [summary("a", tbt_seconds={"p50": gap}) for gap in (0.1, 0.2, math.nan)]
+    text = run_table(runs(*gaps))
+    assert "runs that have the figure, where some lack it: a: TBT p50 [ms] 2\n" in text
+    assert "where some lack it" not in run_table(runs(*gaps[:2]))
 
 
 def test_rows_of_fewer_runs_than_others_are_named() -> None:
