@@ -41,8 +41,10 @@ class Arrivals:
         for role in Role:
             left, of_role = arrivals, [pool for pool in pools if pools[pool][0].role is role]
             for pool in sorted(of_role, key=lambda name: (price_of(pools[name]) / rates[name], name)):
-                wanted[pool] = min(max(ceil(left / rates[pool]), 0), len(pools[pool]))
+                wanted[pool] = min(max(_ceil(left / rates[pool]), 0), len(pools[pool]))
                 left -= max(wanted[pool], view.least) * rates[pool]
+            if of_role:
+                wanted[pool] += max(_ceil(left / rates[pool]), 0)  # more than there are, which the run reports
         return wanted
 
     def _arrivals(self, view: ClusterView) -> float:
@@ -53,6 +55,11 @@ class Arrivals:
             counts.popleft()
         seconds = view.now - counts[0][0]
         return (view.num_arrived - counts[0][1]) / seconds if seconds else 0.0
+
+
+def _ceil(replicas: float) -> int:
+    """Rounds up, but for rounding errors: 1.1 / 0.1 are 11."""
+    return ceil(round(replicas, 9))
 
 
 def _measured(path: str) -> float:

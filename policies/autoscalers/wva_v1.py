@@ -44,7 +44,10 @@ class WVAv1(Saturation):
         change = self.decide([*signals.values()])
         able = [pool for pool in by_price if view.least <= present[pool] + change <= len(pools[pool])]
         if change and able:
-            self._wanted = {**present, able[0 if change > 0 else -1]: present[able[0 if change > 0 else -1]] + change}
+            pool = able[0 if change > 0 else -1]
+            self._wanted = {**present, pool: present[pool] + change}
+        elif change > 0:
+            return {**present, by_price[0]: present[by_price[0]] + 1}  # more than there are, which the run reports
         return self._wanted
 
     def decide(self, signals: list[tuple[float, int]]) -> int:

@@ -94,7 +94,9 @@ class WVAv2(Saturation):
             more = min(ceil(required / self._capacity[pool]), len(pools[pool]) - self._wanted[pool])
             self._wanted[pool] += more
             if (required := required - more * self._capacity[pool]) <= 0:
-                break
+                return
+        if known:
+            self._wanted[pool] += ceil(required / self._capacity[pool])  # more than there are, which the run reports
 
     def _shrink(self, spare: float, pools: dict[str, list[ReplicaView]], least: int) -> None:
         known = [pool for pool in pools if self._capacity.get(pool)]

@@ -70,6 +70,10 @@ def test_wva_v1_takes_the_cheapest_and_drops_the_dearest() -> None:
     assert scaler.wanted(shown(90.0, one, idle, b=1)) == {**one, "b": 2}, "it starts"
     assert scaler.wanted(shown(100.0, {**one, "b": 2}, idle)) == one, "the dearest that has more than one"
     assert scaler.wanted(shown(110.0, one, full)) == one, "less than 30 s later"
+    alone = WVAv1(window=0.0)
+    assert alone.wanted(view(replica(**full))) == {"": 1}
+    assert alone.wanted(view(replica(**full), now=30.0)) == {"": 2}, "more than there are, which the run reports"
+    assert alone.wanted(view(replica(**idle), now=60.0)) == {"": 1}, "and decides on"
 
 
 def test_wva_v1_reads_the_largest_values_of_the_window() -> None:
@@ -107,6 +111,7 @@ def test_wva_v2_adds_a_replica_for_what_waits() -> None:
     assert scaler.balance(view(*parts), 460_000) == (pytest.approx(141_176.47, abs=0.01), 0.0)
     starting = replica(size=461_240, phase=Phase.STARTING)
     assert scaler.balance(view(*parts, starting), 460_000)[0] == 0.0, "what starts counts"
+    assert scaler.wanted(view(*parts, now=60.0)) == {"": 3}, "more than there are, which the run reports"
 
 
 def test_wva_v2_gives_up_whole_replicas() -> None:
@@ -144,6 +149,10 @@ def test_arrivals_over_capacity_round_up(tmp_path: Path) -> None:
     scaler = Arrivals(1.0)
     scaler.wanted(view(*dear, *cheap))
     assert scaler.wanted(view(*dear, *cheap, now=60.0, arrived=290)) == {"b": 2, "a": 3}
+    assert scaler.wanted(view(*dear, *cheap, now=120.0, arrived=290 + 371)) == {"b": 2, "a": 5}, "2 more than there are"
+    scaler = Arrivals(0.1)
+    scaler.wanted(view(*closed(20)))
+    assert scaler.wanted(view(*closed(20), now=60.0, arrived=66)) == {"": 11}, "66 / 60 / 0.1, a float above 11"
     path.write_text("{}")
     with pytest.raises(
         ConfigError, match=r"autoscale.capacity=.*capacity.json: has no capacity \(KeyError: 'capacity'\)"
