@@ -115,9 +115,8 @@ def _cells(replications: pd.DataFrame) -> pd.DataFrame:
         best = max(complete, key=lambda shares: float(shares.mean())).to_dict()
         for policy, rows in by_seed.items():
             attained = rows[ATTAINED].to_dict()
-            as_good = attained == best or len(attained) < 2 or not compare(best, attained, paired=True).significant
             cell = {"policy": policy, **dict(zip(CELL, place, strict=True)), "rate": rows["rate"].iloc[0]}
-            cell["best"] = as_good
+            cell["best"] = len(attained) < 2 or compare(best, attained, paired=True).difference[2] >= 0
             for name in FIGURES:
                 cell[name], cell[f"{name} ±"], _ = mean_of(rows[name].tolist())
             cells.append(cell)

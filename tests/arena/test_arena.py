@@ -122,6 +122,13 @@ def test_a_policy_whose_runs_failed_but_for_one_is_on_the_page() -> None:
     assert np.isnan(cells[f"{ATTAINED} ±"][0])
 
 
+def test_a_policy_with_fewer_runs_that_is_better_in_each_is_among_the_best() -> None:
+    """It is not what the others are compared with."""
+    rows = [*replications("high", 0.4, 90 + SCATTER, 2.0), *replications("fewer", 0.4, 92 + SCATTER[:3], 2.0)]
+    cells = command._cells(pd.DataFrame(rows))
+    assert cells["best"].all() and len(cells) == 2
+
+
 def test_the_markdown_page_has_a_row_per_policy_and_cell(cells: pd.DataFrame) -> None:
     text = command.markdown(cells, ["SIMULATED with profile <h200>"])
     table = text.partition("## Cells\n\n")[2].partition("\n\n")[0].splitlines()
