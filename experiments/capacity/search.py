@@ -8,6 +8,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import ceil, inf, sqrt
 
 import numpy as np
@@ -99,30 +100,28 @@ class Search:
         """Returns the capacity. Raises ConfigError: no rate or every rate meets the objectives; replications are too short or too few."""
         low, high, in_system = self._bracket()
         warmup = self._warmup(in_system)
-        middle = sqrt(low * high)
         powers = np.arange(_RATES) - (_RATES - 1) / 2
-        rates = sorted({self._round(middle * _STEP**power) for power in powers})
-        self.outcomes = []
+        rates = sorted({self._round(sqrt(low * high) * _STEP**power) for power in powers})
         num = min(FIRST, self.most)
         self._add(rates, range(num), warmup)
         while True:
             capacity = self._estimate(warmup)
             ends = f"[{capacity.low:.4g}, {capacity.high:.4g}]"
             self.log(f"{num} replications: {capacity.rate:.4g} {ends} {self.goal.unit}, 95% interval so far")
-            if beyond := self._rates_beyond(capacity, rates):
-                rates = sorted([*rates, *beyond])
-                self._add(beyond, range(min(FIRST, num)), warmup)
-            elif not capacity.high:
+            beyond = self._rates_beyond(capacity, rates)
+            if not beyond and not capacity.high:
                 raise ConfigError(f"slo: is not met even at {rates[0]:g} {self.goal.unit}; set looser objectives")
-            elif between := self._rates_between(capacity, rates):
-                rates = sorted([*rates, *between])
-                self._add(between, range(num), warmup)
+            near = self._near(capacity, rates)
+            if added := beyond or self._rates_between(capacity, rates):
+                rates = sorted([*rates, *added])
+                self._add(added, range(min(FIRST, num)), warmup)
+            elif self._add(near, range(num), warmup):
+                continue  # rates that have become near lacked replications
             elif capacity.accuracy <= self.goal.accuracy and num >= min(LEAST, self.most):
                 return capacity
             else:
-                more = self._next_number(capacity, num)
-                self._add(self._near(capacity, rates), range(num, more), warmup)
-                num = more
+                first, num = num, self._next_number(capacity, num)
+                self._add(near, range(first, num), warmup)
 
     def _bracket(self) -> tuple[float, float, float]:
         """Returns rates that pass and fail, at most 10% apart, and the mean number of requests in the system at the passing rate.
@@ -220,14 +219,17 @@ class Search:
             raise ConfigError(f"requests={self.requests}: {problem}; {few}give requests={6 * warmup} or more")
         return warmup
 
-    def _add(self, rates: Sequence[float], numbers: Sequence[int], warmup: int) -> None:
-        pairs = [(number, rate) for number in numbers for rate in rates]
-        latest = self.outcomes or self._pilots[-_PILOT:]
-        per_request = sum(outcome.seconds for outcome in latest) / sum(outcome.requests for outcome in latest)
-        seconds = per_request * self.requests * len(pairs)
-        where = f"{len(numbers)} replications at {', '.join(f'{rate:g}' for rate in rates)} {self.goal.unit}"
-        self.log(f"simulating {where}: about {seconds:.0f} s of CPU to the next estimate")
-        self.outcomes += self.simulate(pairs, self.requests, warmup)
+    def _add(self, rates: Sequence[float], numbers: Sequence[int], warmup: int) -> bool:
+        """Simulates the replications that the rates lack. Returns whether there were any."""
+        known = {(outcome.replication, outcome.rate) for outcome in self.outcomes}
+        if pairs := [pair for pair in product(numbers, rates) if pair not in known]:
+            latest = self.outcomes or self._pilots[-_PILOT:]
+            seconds = sum(outcome.seconds for outcome in latest) / sum(outcome.requests for outcome in latest)
+            where = f"{len(pairs)} replications at {', '.join(f'{rate:g}' for rate in rates)} {self.goal.unit}"
+            took = f"about {seconds * self.requests * len(pairs):.0f} s of CPU to the next estimate"
+            self.log(f"simulating {where}: {took}")
+            self.outcomes += self.simulate(pairs, self.requests, warmup)
+        return bool(pairs)
 
     def _estimate(self, warmup: int) -> Capacity:
         shares = _shares_of(self.outcomes, self.goal)
@@ -251,8 +253,7 @@ class Search:
         for sign in (-1, 1) if capacity.rate else ():
             end = self._round(capacity.rate * (1 + sign * accuracy))
             is_near = any(0 <= sign * (rate / capacity.rate - 1) <= 1.5 * accuracy for rate in rates)
-            if not is_near and end not in rates:
-                added.append(end)
+            added += [end] * (not is_near and end not in rates)
         if capacity.accuracy > accuracy and (jump := capacity.shares.jump()):
             added += {self._round(sqrt(jump[0] * jump[1]))} - {*rates, *added}
         return added[: max(room, 0)]
@@ -287,11 +288,10 @@ class Search:
 
 def _shares_of(outcomes: Sequence[Outcome], goal: Goal) -> Shares:
     """Returns the counts as arrays."""
-    rates = np.array(sorted({outcome.rate for outcome in outcomes}))
-    good, total = np.zeros((2, 1 + max(outcome.replication for outcome in outcomes), len(rates)))
-    for outcome in outcomes:
-        place = outcome.replication, int(np.searchsorted(rates, outcome.rate))
-        good[place], total[place] = outcome.good, outcome.total
+    rates, column = np.unique([outcome.rate for outcome in outcomes], return_inverse=True)
+    row = [outcome.replication for outcome in outcomes]
+    good, total = np.zeros((2, 1 + max(row), len(rates)))
+    good[row, column], total[row, column] = zip(*((outcome.good, outcome.total) for outcome in outcomes), strict=True)
     return Shares(rates, good, total, goal.level, step=1.0 if goal.per_session else 0.0)
 
 

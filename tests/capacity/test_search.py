@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from math import inf
 
+import numpy as np
 import pytest
 from curve import Curve, one_percent_at_7
 
@@ -143,3 +144,18 @@ def test_too_few_requests_are_refused_as_soon_as_that_is_certain() -> None:
     search(long)
     bracket = {rate for number, rate in long.pairs if number < 4}
     assert len({rate for _, rate in short.pairs}) < len(bracket) / 2
+
+
+@pytest.mark.parametrize("luck", [0.3, 3.0])
+def test_all_replications_are_simulated_at_the_rates_around_the_interval(luck: float) -> None:
+    """The first eight have few or many violations, so that the capacity moves when others are added."""
+
+    class Lucky(Curve):
+        def simulate(self, number: int, rate: float, requests: int, warmup: int) -> Outcome:
+            scale = luck if number < FIRST else 1.0 + 0.2 * (-1) ** number
+            return Curve(lambda rate: scale * self.violations(rate)).simulate(number, rate, requests, warmup)
+
+    capacity = search(Lucky(lambda rate: 0.01 * (rate / 7) ** 20), accuracy=0.05)
+    shares = capacity.shares
+    first, last = np.searchsorted(shares.rates, capacity.low, "right") - 1, np.searchsorted(shares.rates, capacity.high)
+    assert set(shares.num_replications[first : last + 1]) == {len(shares.good)}
