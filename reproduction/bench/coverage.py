@@ -2,10 +2,11 @@
 
 Orca with a batch of one serves requests of one output token on a device that takes 1 ms per prompt token: a single server, first come,
 first served. Its waits obey Lindley's recursion of 1952, which the repetitions use (a test compares it with the engine). Beside each
-interval is the naive one, which treats requests as independent.
+interval is the naive one, which treats requests as independent. Whole searches stop once their interval is narrow.
 """
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,8 @@ from scipy.optimize import brentq
 
 from experiments.capacity.control import Control
 from experiments.capacity.estimate import Shares
+from experiments.capacity.search import Goal, Search
+from experiments.capacity.simulation import Outcome
 from experiments.report.intervals import mean_of
 from experiments.settings.command_line import Count
 from experiments.settings.hardware import cpu_name
@@ -73,21 +76,21 @@ class Queue:
     def recur(self, seeds: range, rates: Floats) -> Floats:
         """Seconds from arrival to end of several replications' requests at several rates, [requests, replications, rates]."""
         draws = [self.draw(seed) for seed in seeds]
-        gaps = np.diff(np.stack([arrivals for arrivals, _ in draws], axis=1), axis=0)[..., None] / rates
+        arrivals = np.stack([arrivals for arrivals, _ in draws], axis=1)[..., None] / rates
         services = np.stack([tokens for _, tokens in draws], axis=1)[..., None] / _TOKENS
-        waits = np.zeros((REQUESTS, len(draws), len(rates)))
-        for index in range(1, REQUESTS):
-            waits[index] = np.maximum(waits[index - 1] + services[index - 1] - gaps[index - 1], 0)
-        return waits + services
+        begun = np.cumsum(services, axis=0) - services - arrivals
+        return begun - np.minimum.accumulate(begun) + services
 
 
 QUEUES = {"M/M/1": Queue(12.0, deterministic=False), "M/D/1": Queue(7.0, deterministic=True)}
 
 
 COLUMNS = ("capacity", "capacity, control variate", "capacity, naive", "mean", "mean, naive")
+SEARCHES = {"search, control variate": True, "search": False}
+"""Whole searches to ±3%, by column: whether they have the control variate."""
 
 
-def main(repetitions: Count = 1000, folder: str = RESULTS) -> None:
+def main(repetitions: Count = 1000, searches: Count = 1000, folder: str = RESULTS) -> None:
     """Repeat, print and write coverage.json."""
     figures: dict[str, Any] = {}
     with ProcessPoolExecutor() as pool:
@@ -95,10 +98,14 @@ def main(repetitions: Count = 1000, folder: str = RESULTS) -> None:
             print(f"{name}: {repetitions} repetitions of {REPLICATIONS} replications of {REQUESTS} requests")
             covered = np.array(list(pool.map(partial(repeat, queue), range(repetitions), chunksize=5)))
             figures[name] = dict(zip(COLUMNS, covered.mean(axis=0).tolist(), strict=True))
+            for column, control in SEARCHES.items():
+                ended = pool.map(partial(search, queue, control), range(searches), chunksize=5)
+                figures[name][column] = float(np.mean([low <= queue.capacity <= high for low, high in ended]))
+            for column, share in figures[name].items():
+                print(f"  {column:25} {100 * share:.1f}%")
             figures[name]["true_capacity"] = queue.capacity
-            for column in COLUMNS:
-                print(f"  {column:20} {100 * figures[name][column]:.1f}%")
     conditions = {"level": LEVEL, "requests": REQUESTS, "replications": REPLICATIONS, "repetitions": repetitions}
+    conditions["searches"] = searches
     print(f"written: {write_benchmark('coverage', cpu_name(), {**conditions, 'figures': figures}, folder, BENCH)}")
 
 
@@ -123,3 +130,21 @@ def repeat(queue: Queue, number: int) -> list[bool]:
         abs(mean.mean - truth) <= mean.half,
         abs(naive.mean - truth) <= naive.half,
     ]
+
+
+def search(queue: Queue, control: bool, number: int) -> tuple[float, float]:
+    """The interval of whole search `number`, whose replications no other search has."""
+    first = 1_000_000 + 10_000 * number
+
+    def simulate(pairs: Sequence[tuple[int, float]], requests: int, warmup: int) -> list[Outcome]:
+        outcomes = []
+        for replication, rate in pairs:
+            [found] = queue.recur(range(first + replication, first + replication + 1), np.array([rate])).T[0]
+            counted, in_system = found[warmup : requests - warmup], rate * float(found.mean())
+            good = int((counted <= queue.limit + 1e-9).sum())
+            outcomes.append(Outcome(rate, replication, requests, warmup, good, len(counted), in_system, 1.0))
+        return outcomes
+
+    goal = Goal(LEVEL, REQUESTS, 10_000, 0.03, queue=partial(queue.blurred, first) if control else None)
+    found = Search(goal, simulate, lambda line: None).run()
+    return found.low, found.high
