@@ -176,8 +176,8 @@ def table_of(pairs: Sequence[Pair]) -> pd.DataFrame:
     for (pair, key, result), p_holm in zip(results, holm([result.p for *_, result in results]), strict=True):
         ratio = dict(zip(("ratio", "ratio_low", "ratio_high"), result.ratio, strict=True))
         difference = dict(zip(("difference", "difference_low", "difference_high"), result.difference, strict=True))
-        facts = {"p": result.p, "p_holm": p_holm, "apart": result.significant, "paired": result.paired}
-        facts |= {"replications": result.number}
+        facts = {"p": result.p, "p_holm": p_holm, "apart": result.significant}
+        facts |= {"paired": result.paired, "replications": result.number}
         names = {"label": pair.label, "over": pair.over, "settings": pair.shared, "figure": key}
         rows.append({**names, **ratio, **difference, **facts})
     return pd.DataFrame(rows)
@@ -219,16 +219,14 @@ def pairs_of(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = ""
     keys = _figures(rows, metrics)
     is_base = is_baseline(rows, baseline or rows["policy"].iloc[0].partition("(")[0])
     rows = rows.assign(base=is_base).sort_values("base", ascending=False, kind="stable")
-    pairs = []
-    alone = [str(column) for column in rows if str(column).startswith("but ")]
+    pairs, alone = [], [str(column) for column in rows if str(column).startswith("but ")]
     by_column = {
         column: [group for _, group in rows.groupby(column, sort=False) if group["label"].nunique() > 1]
         for column in ("others", *alone, "served")
     }
-    groups = next(filter(None, by_column.values()), [rows])
-    if rows["policy"].str.partition("(")[0].nunique() == 1:
-        groups = [group for column in ("others", *alone) for group in by_column[column]] or groups
-    for group in groups:
+    one = rows["policy"].str.partition("(")[0].nunique() == 1
+    settings = [group for column in ("others", *alone) for group in by_column[column]] if one else []
+    for group in settings or next(filter(None, by_column.values()), [rows]):
         first, *others = (label for _, label in group.groupby("label", sort=False))
         pairs += [_pair(_counterpart(first, other, group), other, keys) for other in others]
     return pairs
