@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from curve import Curve, one_percent_at_7
 
-from cbatch import ConfigError
+from cbatch import CbatchError, ConfigError
 from experiments.capacity.search import FIRST, LEAST, Capacity, Goal, Search
 from experiments.capacity.simulation import Outcome
 
@@ -90,7 +90,7 @@ def test_search_adds_replications_at_the_nearest_rates_only() -> None:
     ],
 )
 def test_what_cannot_be_found_says_what_to_change(curve: Curve, goal: dict[str, int], problem: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(CbatchError) as error:
         search(curve, **goal)
     assert problem in str(error.value)
 
