@@ -44,6 +44,7 @@ def at(rate: float, load: float) -> Case:
     return replace(QUEUED, name=f"capacity, orca at {load:.0%}", policies=("orca",), load=load, rate=rate, slo=SLO(0.2))
 
 
+@pytest.mark.long
 def test_queued_runs_tell_the_speed_of_a_card_and_others_are_then_simulated_without_error(trace: str) -> None:
     speed = speed_of(served(QUEUED, trace, SLOW), PROFILE)
     assert (speed.prompts, speed.decodes) == pytest.approx((1.06, 1.08), abs=0.01)

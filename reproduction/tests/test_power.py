@@ -42,6 +42,7 @@ def test_a_known_power_is_found_in_the_runs_to_be_fitted() -> None:
     assert len(table) == len(FITTED) + len(JUDGED)
 
 
+@pytest.mark.long
 def test_each_run_is_metered_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU with a counter of 300 W: joules follow from each run's own seconds, and a pause takes 300 W, too."""
     monkeypatch.setattr(power, "PAUSE", 1.2)

@@ -150,6 +150,7 @@ def test_a_setting_of_routers_that_nothing_reads_is_noted() -> None:
     assert "no effect" not in read and "router least_loaded, reports 0.5 s old" in read
 
 
+@pytest.mark.long
 def test_pools_of_unlike_prices_add_up(tmp_path: Path) -> None:
     """A pool's price is its own key's, else the run's, else its profile's; times tensor parallel GPUs, stages and replicas."""
     priced = tmp_path / "priced.json"

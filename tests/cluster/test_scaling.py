@@ -74,6 +74,7 @@ def serve(cluster: Cluster, arrivals: Sequence[tuple[float, int]]) -> list[Reque
 counts = st.fixed_dictionaries({"a": st.integers(0, 4), "b": st.integers(0, 3)})
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(
     script=st.lists(counts, min_size=1, max_size=12),
@@ -233,6 +234,7 @@ class TwoSmall:
         return {"large": 1, "small": 1 + (10 <= view.now < 20)}
 
 
+@pytest.mark.long
 def test_a_pool_says_how_many_of_its_replicas_ran() -> None:
     """One of three small replicas is paid for always, the second paid for about 10 s."""
     pools = {"large": {"batch": 64}, "small": {"replicas": 3}}

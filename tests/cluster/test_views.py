@@ -161,6 +161,7 @@ def test_views_are_the_same_with_leaps(policy: str, seed: int) -> None:
     assert next(rows) == next(rows) and leaping.record.steps == plain.record.steps
 
 
+@pytest.mark.long
 def test_a_cache_is_shown_once_its_blocks_are_reported() -> None:
     """Some views show cached blocks, and none more than the requests that were computed there before can have left."""
     hits = 0

@@ -107,6 +107,7 @@ def test_the_list_of_commands_and_the_version(
         assert any(line.startswith(lines) for line in capsys.readouterr().out.splitlines())
 
 
+@pytest.mark.long
 def test_a_plot_that_cannot_be_written_names_its_file_and_a_remedy(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     (tmp_path / "run" / "plots" / "latency_cdf.pdf").mkdir(parents=True)

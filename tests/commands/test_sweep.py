@@ -78,6 +78,7 @@ def test_the_lines_of_a_sweep_name_what_varies(tmp_path: Path) -> None:
     assert progress.label(["batch=8"]) == ""
 
 
+@pytest.mark.long
 def test_a_policy_that_does_not_read_the_common_chunk_is_named_with_its_own(tmp_path: Path) -> None:
     """Before the first run, in its label, and in a note of the table; orca has no numbers. With its budget from the chunk nothing is said."""
     text = "def __init__(self, budget=512, age=0.5, seed=3): self.budget, self.age, self.seed = budget, age, seed"
@@ -104,6 +105,7 @@ def test_a_policy_that_does_not_read_the_common_chunk_is_named_with_its_own(tmp_
     assert "not read" not in done.stdout and "Own  " in done.stdout, "equal chunks were not asked for"
 
 
+@pytest.mark.long
 def test_a_sweep_names_the_runs_of_other_settings_in_its_folder(tmp_path: Path) -> None:
     """They are no part of how far it is; one command's run is not among them, since both have it."""
     assert command("run", "-m", "sweep=s", "chunk=128,256", *QUICK, cwd=tmp_path).returncode == 0

@@ -270,6 +270,7 @@ def test_limits_and_scales_of_axes_are_the_users(tmp_path: Path) -> None:
     assert panel.get_ylim() == (0.5, 7)
 
 
+@pytest.mark.long
 def test_an_axis_that_began_at_0_is_logarithmic_around_its_data(tmp_path: Path) -> None:
     """The swept batches are its ticks; a logarithmic axis has no 0, and names have no logarithm."""
     for batch in (4, 32, 128):

@@ -81,6 +81,7 @@ def test_a_policy_that_drafts_sees_and_plans_the_same_again(
     assert all(comparison.same for comparison in heard) and again.heard == first.heard
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "keys", ["drafter=glm_dspark prefix_cache=true", "drafter=model drafter.model=llama-3.2-1b drafter.alpha=0.6"]
 )

@@ -109,6 +109,7 @@ def test_power_is_limited_over_60_ms() -> None:
     assert taken.reshape(4, 2)[:, 0].tolist() == [25, 5, 17.5, 17.5]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("drafter", "parallel"), [("glm_mtp", False), ("glm_dspark", True)])
 def test_passes_of_a_drafter_are_counted(drafter: str, parallel: bool) -> None:
     """Its layer and the output head are read in each pass, beside 512 tokens of context per request; a rejected draft has an output, too."""

@@ -46,6 +46,7 @@ def answers(turns: Sequence[Turn]) -> dict[int, list[int]]:
     return tokens
 
 
+@pytest.mark.long
 def test_replicas_answer_as_one_engine_does(tmp_path: Path) -> None:
     """Also where a replica has another batch and another chunk."""
     pools = "backend.pools={a: {batch: 2}, b: {replicas: 2, policy: {chunking: {chunk: 8}}}}"

@@ -335,6 +335,7 @@ def test_ngrams_are_simulated_as_drafts_that_take_no_time_of_their_own() -> None
     assert first["drafts"]["accepted"] > 0 and figures_text(first) == figures_text(second)
 
 
+@pytest.mark.long
 def test_survivals_of_a_recorded_run(tmp_path: Path) -> None:
     """A rule that gives most requests fewer drafts than there are places leaves the survivals as drawn, here within 3 standard errors."""
     drafting = ("drafting=table", "drafting.ranges=[[1,60,4],[61,512,1]]", "drafter=glm_mtp")

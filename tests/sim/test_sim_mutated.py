@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from spoiled_inputs import spoiled_json
 
@@ -53,6 +54,7 @@ def small_profile() -> Any:
     return {**data, "models": {LLAMA.name: model}}
 
 
+@pytest.mark.long
 @given(spoiled_json(small_profile()))
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 def test_a_mutated_profile_file_is_refused_or_gives_finite_times(data: Any) -> None:
