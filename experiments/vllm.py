@@ -6,7 +6,7 @@ hardware=NAME) the policy's predictions come from that model's profile. conf/vll
     python -m experiments.vllm                                       checks the variable, without vLLM
     python -m experiments.vllm "policy=sarathi_serve chunk=512"      checks this text
 
-The command prints the policy, or in one line why the text cannot be used; its exit status is then 2. What only vLLM's own options
+The command serves three simulated requests, and prints the policy, or in one line why the text cannot be used; its exit status is then 2. What only vLLM's own options
 decide, such as the largest batch and whether drafts are proposed, is checked when vLLM starts.
 """
 
@@ -22,14 +22,14 @@ from typing import Any
 
 import yaml
 
-from cbatch import BatchShape, ConfigError, CostFunction, Policy
+from cbatch import BatchShape, ConfigError, CostFunction, CostModel, Policy
 from cbatch.model.topology import Topology
 from cbatch.sim import ProfileCost
 from cbatch.sim.profile_file import profile_names
 from cbatch.validation import Switch, nearest, read
 from cbatch.vllm import Adapter
 from cbatch.vllm.settings import Mode
-from experiments.check.scenario import Arrival, Scenario, play
+from experiments.check.scenario import EVEN_COST, Arrival, Ending, PolicyHistory, Scenario, play
 from experiments.settings.command_line import run
 from experiments.settings.compose import compose
 from experiments.settings.error_lines import one_line
@@ -136,16 +136,21 @@ def predictions(overrides: Sequence[str], batch: int) -> ProfileCost:
 
 
 def _predicts(policy: Callable[[], Policy]) -> bool:
-    """Returns whether the policy reads `view.cost`, from a trial with three requests, since vLLM's first request would be too late."""
+    """Returns whether the policy reads `view.cost`, from a trial, since vLLM's first request would be too late."""
     shapes: list[BatchShape] = []
 
     def predict(shape: BatchShape) -> float:
         shapes.append(shape)
         return 1e-3
 
-    arrivals = (Arrival(500, 3, 0), Arrival(900, 3, 0), Arrival(500, 3, 4))
-    play(policy, Scenario(arrivals, 256, 2048, 1024, 16, asynchronous=False), cost=CostFunction(predict))
+    _trial(policy, CostFunction(predict))
     return bool(shapes)
+
+
+def _trial(policy: Callable[[], Policy], cost: CostModel = EVEN_COST) -> PolicyHistory:
+    """Returns what the policy does with three requests and room for all their tokens."""
+    arrivals = (Arrival(500, 3, 0), Arrival(900, 3, 0), Arrival(500, 3, 4))
+    return play(policy, Scenario(arrivals, 256, 1 << 16, 1024, 16, asynchronous=False), cost=cost)
 
 
 def _compose(
@@ -191,6 +196,9 @@ def _check(*texts: str) -> None:
         os.environ[VARIABLE] = texts[0] if len(texts) == 1 else shlex.join(texts)
     with variable() as overrides:
         adapter, policy = make_adapter(overrides, records=False), _compose(overrides)[2].policy
+        trial = _trial(policy)
+        if trial.ending not in (Ending.COMPLETE, Ending.REFUSED):  # vLLM's limits may suit a policy that refuses these
+            raise ConfigError(f"in a trial with three requests: {trial.why}")
     batch = "vLLM's batch" if adapter.batch is None else f"batch={adapter.batch}"
     print(f"{VARIABLE} can be used: {policy}, {batch}, vllm.mode={adapter.mode}")
 
