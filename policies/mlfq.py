@@ -55,6 +55,7 @@ class MLFQ(WholePrompts):
         self._waiting.push(request)
 
     def on_finish(self, request: Request) -> None:
+        self._unserved.discard(request)
         self._repeats.defer(self._quanta.leave, request)
 
     def _promote(self, view: View) -> None:

@@ -13,7 +13,7 @@ from itertools import islice
 
 from cbatch import ConfigError, Request, View
 from policies.shared.latest import Latest
-from policies.shared.programs import ends_program
+from policies.shared.programs import ended_at, ends_program
 from policies.vllm_v1 import VllmV1
 
 
@@ -44,8 +44,8 @@ class SessionAffinity(VllmV1):
     def on_finish(self, request: Request) -> None:
         if request.session is not None and ends_program(request):
             self._ended.pop(request.session, None)
-        elif request.session is not None and request.finished_at is not None:
-            self._ended[request.session] = request.finished_at
+        elif request.session is not None:
+            self._ended[request.session] = ended_at(request)
 
     def _promoted(self, view: View) -> Request | None:
         head = next(iter(view.waiting), None)

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from cbatch import ConfigError, Request
-from policies.shared.programs import OpenPrograms, program_of
+from policies.shared.programs import OpenPrograms, ended_at, program_of
 
 
 @dataclass(eq=False)
@@ -81,7 +81,7 @@ class AttainedQueues:
     def leave(self, request: Request) -> None:
         """Adds the service of an ended call to its program's."""
         call = self._calls.pop(request)
-        program, end = call.program, request.finished_at or request.arrival_time
+        program, end = call.program, ended_at(request)
         program.served += call.served
         program.waited += max(end - request.arrival_time - call.served, 0.0)
         program.chains[request.id] = call.inherited + call.served

@@ -14,7 +14,7 @@ from cbatch import Plan, PlanBuilder, Request, View
 from policies.chunking import ChunkSelector
 from policies.pauses import Pauses
 from policies.sarathi_serve import SarathiServe
-from policies.shared.programs import OpenPrograms, ends_program, program_of
+from policies.shared.programs import OpenPrograms, ended_at, ends_program, program_of
 from policies.shared.waiting import WaitingQueue
 
 
@@ -91,7 +91,7 @@ class PinnedSessions(SarathiServe, ABC):
 
     def on_finish(self, request: Request) -> None:
         super().on_finish(request)
-        program, now = program_of(request), request.finished_at or 0.0
+        program, now = program_of(request), ended_at(request)
         self._leave(request)
         if self._open.finish(request):
             self.unpin(program)

@@ -18,6 +18,11 @@ def ends_program(request: Request) -> bool:
     return request.session is None or bool(request.last) or is_broken
 
 
+def ended_at(request: Request) -> float:
+    """Returns when an ended request ended here, in seconds; one that another replica continues, with its latest token."""
+    return request.finished_at or request.last_token_at or request.arrival_time
+
+
 class OpenPrograms:
     """Says when a program ends. Turns that run beside its last one may end, and even arrive, after it."""
 

@@ -57,17 +57,22 @@ class Unserved:
             self._known.add(request)
             self._push(since, request)
 
+    def discard(self, request: Request) -> None:
+        """Forgets a request that has ended, or that another replica continues."""
+        self._known.discard(request)
+
     def longer_than(self, seconds: float, view: View) -> Iterator[Request]:
         """Yields and removes each request that was not served for `seconds`, longest first."""
         while self._heap and view.now - self._heap[0][0] >= seconds:
             since, _, request = heappop(self._heap)
+            if request not in self._known:
+                continue
             served = view.now if view.is_in_flight(request) else request.last_token_at or since
-            if request.finished_at is None and served > since:
+            if served > since:
                 self._push(served, request)
                 continue
             self._known.discard(request)
-            if request.finished_at is None:
-                yield request
+            yield request
 
     def _push(self, since: float, request: Request) -> None:
         self._num_added += 1

@@ -23,8 +23,14 @@ from cbatch.results.timeline import write_timeline
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.measured import HostTime
 from cbatch.sim.roofline import Affine
+from policies.chunking import Fixed
+from policies.continuum import Continuum
 from policies.evictions import LRU
+from policies.mlfq import MLFQ
+from policies.pauses import Pauses, TimeToLive
+from policies.plas import Plas
 from policies.routers import LlmD
+from policies.session_affinity import SessionAffinity
 
 ROLES = [Role.PREFILL, Role.DECODE]
 
@@ -434,3 +440,26 @@ def test_random_runs_leak_nothing_and_repeat(seed: int) -> None:
     once, again = random_run(seed), random_run(seed)
     assert once.record.steps == again.record.steps
     assert once.record.transfers == again.record.transfers
+
+
+def test_for_a_prefillers_policy_a_turn_ends_with_its_move() -> None:
+    """It waits for a second and is computed in the next one. The session's next turn comes at 12 s, 10 s after that."""
+    continuum = Continuum(Fixed(64), TimeToLive(pauses := Pauses(), seconds=50.0))
+    plas, affine = Plas(Fixed(64), [100.0]), SessionAffinity(64)
+    for policy in (continuum, plas, affine):
+        asked = {"session": "s", "extra": {"tool": "search"}}
+        requests = [Request(0, 8, 9, session="other"), Request(1, 8, 9, arrival_time=0.5, **asked)]
+        requests.append(Request(2, 9, 9, arrival_time=12.0, **asked))
+        serve([replica(policy=policy), replica()], requests, Moves(1, Affine(0.0, 0.0)))
+    assert [*pauses.of_tool(requests[2])] == [10.0]
+    assert {program: pin.until for program, pin in continuum.pinned.items()} == {"s": 63.0}
+    assert plas._queues._programs["s"].waited == pytest.approx(0.5)
+    assert affine._ended["s"] == 13.0
+
+
+def test_mlfq_forgets_what_another_replica_continues() -> None:
+    """The first request moves at 1 s, and has no second token for 9 s. After 3 s it would be promoted, when the second comes."""
+    requests = [Request(0, 8, 3), Request(1, 8, 3, arrival_time=6.0)]
+    policy = MLFQ(quantum=0.5, promote_after=3.0)
+    serve([replica(policy=policy), replica()], requests, Moves(1, Affine(0.0, 1.0)))
+    assert all(request.num_output_tokens == 3 for request in requests)
