@@ -51,6 +51,12 @@ class Inbox:
         return not (self.offered or self.wanted or self.kept or self.loading)
 
     @property
+    def num_coming(self) -> int:
+        """Requests that wait for blocks or for a copy, and not in the engine meanwhile."""
+        copied = (each.request.status is Status.MOVING for id_, each in self.loading.items() if id_ not in self._ahead)
+        return len(self.offered) + len(self.wanted) + sum(copied)
+
+    @property
     def awaits_room(self) -> bool:
         """Whether a request waits for blocks, for which each turn looks: those set aside for running requests become fewer with each token."""
         return bool(self.offered or self.wanted)

@@ -136,6 +136,8 @@ class LiveCluster(Cluster):
             for replica in self._replicas:
                 replica.messages.put(None)
         if self.fleet is not None:
+            for replica in range(len(self.engines)):
+                self.fleet.note_idle(replica)
             self.fleet.advance(self.now())
             time = min(time, self.fleet.next_at)
         with suppress(Empty):
@@ -163,9 +165,6 @@ class LiveCluster(Cluster):
             self._bind(self._decoders.pop(request.id, -1), -1)
             if self.transfers is not None:
                 self.transfers.ended(request, replica)
-        if self.fleet is not None:
-            for replica in range(len(self.engines)):
-                self.fleet.note_idle(replica)
         return ended
 
     def _hand_over(self, request: Request, prefiller: int, moved: Moved) -> None:
@@ -188,8 +187,8 @@ class LiveCluster(Cluster):
             self._num_open[decoder] += sign
 
     def _idle_at(self, replica: int) -> float:
-        """Returns now if the ends of all its requests are known, and what these have left there has been read."""
-        return inf if self._num_open[replica] or self.engines[replica].state.leases else self.now()
+        """Returns now if the ends of all its requests are known, and no copy reads or writes blocks that these had there."""
+        return inf if self._num_open[replica] or self.engines[replica].state.pool.num_used else self.now()
 
     def _restart(self, replica: int) -> None:
         self._replicas[replica].messages.put(self.engines[replica].restart)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Set
 from contextlib import suppress
 from queue import SimpleQueue
 from time import perf_counter, sleep
@@ -38,7 +38,7 @@ Send = Callable[[int | Turn | dict[str, Any] | str], object]
 class ClientArrivals(Posted):
     """The requests of clients to an engine, through an inbox. Until the door closes, it counts as an unfinished request.
 
-    lag: the most seconds by which the tokens of a simulated iteration came too late. num_cut: see `give_up`.
+    lag: the most seconds by which the tokens of a simulated iteration came too late. num_cut: requests that the end, or a failure, has cut.
     left_early: ids of requests whose clients have left, perhaps before the requests came here; see `LiveCluster`.
     """
 
@@ -56,9 +56,9 @@ class ClientArrivals(Posted):
         engine.attach(self)
         self._engine, self._send, self._replica, self._router = engine, send, replica, router
         self._leaving: list[Prefilled] = []  # since the last report
-        self.left_early: Container[int] = ()
+        self.left_early: Set[int] = frozenset()
         self.lag = 0.0
-        self.num_cut: int | None = None
+        self.num_cut = 0
         self._is_simulated, self._scale = settings.backend.simulated, settings.server.time_scale
         self._origin = perf_counter() - self._engine.now() / self._scale
         self.requests: list[Request] = []  # all so far
@@ -134,7 +134,7 @@ class ClientArrivals(Posted):
     def give_up(self) -> None:
         """Cuts all requests, ignoring further errors of a policy that has failed."""
         left = [request for request in self._live.values() if request.status is not Status.FINISHED]
-        self.num_cut = len(left) if self.num_cut is None else self.num_cut
+        self.num_cut += len(left)
         for request in left:
             with suppress(CbatchError):
                 self._engine.cancel(request)
@@ -152,9 +152,8 @@ class ClientArrivals(Posted):
         record, state = self._engine.record, self._engine.state
         ended, receivers = record.requests[self._num_ended :], record.receivers[self._num_steps :]
         self._num_ended, self._num_steps = len(record.requests), len(record.steps)
-        inbox, leaving = self._engine.inbox, self._leaving
-        coming = len(inbox.wanted) + len(inbox.offered) + len(inbox.loading)
-        now = len(state.running), len(state.waiting) + coming, state.pool.num_used / state.pool.num_blocks
+        num_waiting, leaving = len(state.waiting) + self._engine.inbox.num_coming, self._leaving
+        now = len(state.running), num_waiting, state.pool.num_used / state.pool.num_blocks
         if ended or receivers or now != self._state:
             self._state = now
             ids = receivers[0].tolist() if receivers else []  # a turn ends one iteration at most

@@ -28,7 +28,7 @@ from threading import Lock, Thread, get_ident
 from traceback import format_exception, walk_stack
 from typing import Any
 
-from cbatch import CbatchError, Engine, Request, RequestSpec, RunRecord
+from cbatch import CbatchError, Engine, FinishReason, Request, RequestSpec, RunRecord
 from cbatch.cluster import Cluster, LiveCluster
 from cbatch.errors import call
 from cbatch.facts import facts_of
@@ -116,7 +116,7 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: P
                 clients[0].serve()
         except CbatchError as error:
             run.end.update(error=one_line(error), traceback="".join(format_exception(error)).splitlines())
-        run.end["cut"] = sum(each.num_cut or 0 for each in clients)
+        run.end["cut"] = sum(each.num_cut for each in clients)
     if requests := [request for each in clients for request in each.requests]:
         run.facts = facts_of(requests)
     if settings.backend.simulated:
@@ -145,7 +145,7 @@ def serve_replicas(cluster: LiveCluster, clients: Sequence[ClientArrivals], inbo
 
     When the door closes, each open request is cancelled where it is.
     """
-    open_, is_open = set[int](), True
+    open_, cut, is_open = set[int](), set[int](), True
     cluster.begin(clients, inbox)
     try:
         with _serving(clients, inbox):
@@ -160,13 +160,13 @@ def serve_replicas(cluster: LiveCluster, clients: Sequence[ClientArrivals], inbo
                         if id_ in open_:
                             cluster.cancel(id_)
                     case None if is_open:
-                        is_open = False
-                        for place, each in enumerate(clients):
-                            each.num_cut = 0 if place else len(open_)
+                        is_open, cut = False, open_.difference(clients[0].left_early)
                         for id_ in open_:
                             cluster.cancel(id_)
                     case message:
-                        open_.difference_update(request.id for request in cluster.take_in([message]))
+                        for request in cluster.take_in([message]):
+                            open_.remove(request.id)
+                            clients[0].num_cut += request.id in cut and request.finish_reason is FinishReason.CANCELLED
         cluster.settle()
     finally:
         if cluster.transfers is not None:

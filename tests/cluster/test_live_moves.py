@@ -303,6 +303,8 @@ def test_blocks_that_are_being_copied_outlive_the_request_at_both_ends() -> None
     cluster.cancel(0)
     threads.turns()[-1]()
     assert request.finish_reason is FinishReason.CANCELLED and decoder.state.pool.num_used == held
+    threads.take_in()
+    assert [cluster._idle_at(each) for each in (0, 1)] == [inf, inf]
     while threads.possible():
         threads.possible()[0]()
     assert decoder.state.pool.num_used == 0

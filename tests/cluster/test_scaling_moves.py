@@ -1,5 +1,6 @@
 """Replicas that come and go while requests move between them: none closes before what is bound for it is over."""
 
+import threading
 import time
 from functools import partial
 from math import inf
@@ -14,7 +15,7 @@ from test_scaling import Scripted, ToLatest
 from test_transfers import replica
 from tiny_models import LLAMA, greedy_references
 
-from cbatch import Request
+from cbatch import Plan, Request, View
 from cbatch.arrivals import Listed
 from cbatch.cluster import Cluster, ClusterView, LeastLoaded, LiveCluster, Moves, Role, Route, Scaling
 from cbatch.cluster.transfers import Copier
@@ -112,6 +113,13 @@ def test_a_prefiller_waits_until_its_prefix_is_copied(timeout: float | None, ove
     assert closed(cluster, 1) == [over]
 
 
+class UntilFirst:
+    """Two prefillers until a request has arrived."""
+
+    def wanted(self, view: ClusterView) -> dict[str, int]:
+        return {"p": 1 if view.num_arrived else 2, "d": 1}
+
+
 class UntilHalf:
     """Two prefillers until half of the requests have arrived."""
 
@@ -119,18 +127,20 @@ class UntilHalf:
         return {"p": 2 if view.num_arrived < 4 else 1, "d": 1}
 
 
+def slowly(sender: Any, receiver: Any) -> Copier:
+    """Copies take 0.3 s."""
+
+    def copy(pairs: Any) -> int:
+        time.sleep(0.3)
+        return copy_blocks(sender.caches, receiver.caches, pairs)
+
+    return lambda pairs: HostCopy(partial(copy, pairs), receiver.follow)
+
+
 @pytest.mark.parametrize("router", [Ahead, ToLatest])
 def test_a_live_prefiller_drains_until_its_blocks_have_been_read(router: Any) -> None:
-    """Copies begun at its end take 0.3 s; later prompts go to the other prefiller."""
-
-    def connect(sender: Any, receiver: Any) -> Copier:
-        def copy(pairs: Any) -> int:
-            time.sleep(0.3)
-            return copy_blocks(sender.caches, receiver.caches, pairs)
-
-        return lambda pairs: HostCopy(partial(copy, pairs), receiver.follow)
-
-    moves = Moves(0, Affine(0.0, 0.0), connect=connect)
+    """Later prompts go to the other prefiller."""
+    moves = Moves(0, Affine(0.0, 0.0), connect=slowly)
     roles, how = [Role.PREFILL] * 2 + [Role.DECODE], Scaling(UntilHalf(), tick=0.05, start_seconds=0.0, down_after=0.0)
     engines = [live_replica(Orca(), LRU()) for _ in roles]
     cluster = LiveCluster(engines, router(), ["p", "p", "d"], roles=roles, moves=moves, scaling=how)
@@ -140,6 +150,39 @@ def test_a_live_prefiller_drains_until_its_blocks_have_been_read(router: Any) ->
     sent = [transfer.ended for transfer in cluster.record.transfers if transfer.sender == 1]
     assert sent and max(sent) <= life.closed < inf
     assert [request.output for request in requests] == [each.output for each in greedy_references(LLAMA)[:6]]
+
+
+class Opens(Orca):
+    """Plans no request before the event is set."""
+
+    def __init__(self, event: threading.Event) -> None:
+        super().__init__()
+        self.event = event
+
+    def plan(self, view: View) -> Plan:
+        assert not view.waiting or self.event.wait(10.0), "the prefiller closes meanwhile"
+        return super().plan(view)
+
+
+@pytest.mark.long
+def test_a_live_prefiller_closes_when_its_blocks_have_been_read() -> None:
+    """Not when the request is over, which is decoded only after that."""
+    moves = Moves(0, Affine(0.0, 0.0), connect=slowly)
+    roles = [Role.PREFILL] * 2 + [Role.DECODE]
+    how = Scaling(UntilFirst(), tick=0.05, start_seconds=0.0, down_after=0.0)
+    closed = threading.Event()
+    engines = [live_replica(policy, LRU()) for policy in (Orca(), Orca(), Opens(closed))]
+    cluster = LiveCluster(engines, ToLatest(), ["p", "p", "d"], roles=roles, moves=moves, scaling=how)
+    cluster.attach(Listed(asked(*[0.0] * 6)[-1:]))  # of more than a block
+
+    def look(_: Any) -> None:
+        if cluster.fleet is not None and cluster.fleet.lives[1].closed < inf:
+            closed.set()
+
+    try:
+        cluster.run(look)
+    finally:
+        cluster.executor.close()
 
 
 counts = st.fixed_dictionaries({"p": st.integers(1, 3), "d": st.integers(1, 3)})

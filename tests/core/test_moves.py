@@ -309,13 +309,17 @@ def random_moves(seed: int, kind: type[Pair] = Pair) -> None:
             if here and draw.random() < 0.1:
                 pair.move(draw.choice(here), index, 1 - index, draw.choice([inf, inf, -inf]))
             if draw.random() < 0.03:
-                coming = [request for request, _ in engine.inbox.offered]
-                coming += [loading.request for loading in engine.inbox.loading.values()]
+                inbox = engine.inbox
+                coming = [request for request, _ in inbox.offered]
+                coming += [each.request for id_, each in inbox.loading.items() if id_ not in inbox._ahead]
                 coming += [request for request in requests if engine.state.holds(request)]
                 if coming:
                     engine.cancel(draw.choice(coming))
             if draw.random() < 0.3:
                 pair.deliver()
+            inside = sum(len(each.state.running) + len(each.state.waiting) for each in pair.engines)
+            counted = inside + sum(each.inbox.num_coming for each in pair.engines)
+            assert counted <= sum(request.finish_reason is None for request in requests)
         else:
             raise AssertionError("the run does not end")
         run_to_end(pair)

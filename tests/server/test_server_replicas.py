@@ -211,6 +211,20 @@ def test_a_failure_ends_replicas_between_which_requests_move(tmp_path: Path) -> 
     assert {end.finish_reason for end in ended} == {FinishReason.CANCELLED} and len(ended) <= 6
 
 
+@pytest.mark.parametrize("keys", [(), TWO])
+def test_who_has_left_is_not_cut_by_the_end(keys: tuple[str, ...], tmp_path: Path) -> None:
+    """Request 1 leaves just before the end, which cuts 0 and 2. Request 3 has ended by itself."""
+
+    def answer(message: Any, turns: list[Turn]) -> Sequence[Message]:
+        if isinstance(message, int):
+            return [*(spec(id_, [1, 2], 3000) for id_ in range(3)), spec(3, [1], 1)]
+        has_ended = isinstance(message, Turn) and any(end.id == 3 for end in message.ended)
+        return [1, None] if has_ended else []
+
+    *_, figures = converse(tmp_path / "run", answer, *SIMULATED, *keys)
+    assert (figures["about"]["cut"], figures["about"]["cancelled"]) == (2, 1)
+
+
 def test_requests_do_not_move_between_simulated_replicas_of_a_server(tmp_path: Path) -> None:
     [said] = converse(tmp_path / "run", lambda message, turns: [None], *SIMULATED, *ROLES[:2])
     assert said.startswith("backend.pools: requests do not move between a server's simulated replicas")
