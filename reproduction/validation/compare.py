@@ -126,7 +126,7 @@ def gpus_of(cases: Mapping[str, Any]) -> int:
 
 
 def tables_of(profile: Profile, gpus: int = 1) -> str:
-    """Returns a digest of the tables of this number of GPUs in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, power, peaks, links, shapes, block size, wider formats, drafts, and host times of prompts in the cache, which they lack, and of chunks, which the asynchronous loop hides."""
+    """Returns a digest of the tables of this number of GPUs in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, power, peaks, links, shapes, block size, wider formats, drafts, and host times of prompts in the cache and of handovers, which they lack, and of chunks, which the asynchronous loop hides."""
     models = {
         name: replace(
             model,
@@ -161,7 +161,12 @@ def tables_of(profile: Profile, gpus: int = 1) -> str:
 
 
 def _of_decodes(times: HostTimes | None) -> HostTimes | None:
-    without = {"seconds_per_found_prompt": 0.0, "seconds_per_found_token": 0.0, "seconds_per_chunk": 0.0}
+    without = {
+        "seconds_per_found_prompt": 0.0,
+        "seconds_per_found_token": 0.0,
+        "seconds_per_chunk": 0.0,
+        "handover_seconds": 0.0,
+    }
     return times and {loop: replace(time, **without) for loop, time in times.items()}
 
 
