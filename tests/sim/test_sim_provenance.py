@@ -110,7 +110,7 @@ def test_an_error_is_stated_only_where_it_was_established(
     profile = load_profile("h200")
     found = ProfileCost(profile, load_spec(model), topology).provenance(asynchronous)
     texts = {
-        "async": "largest error: mean 7%, P50 11%, P90 14%, P99 30%; batch 48, load 70-90%",
+        "async": "largest error: mean 6%, P50 11%, P90 21%, P99 25%; batch 48-128, load 70-90%",
         "async, 2 GPUs": "largest error: mean 7%, P50 4%, P90 11%, P99 17%; batch 48, load 70-90%",
     }
     assert found["error"] == texts.get(compared, NOT_COMPARED)
@@ -150,7 +150,9 @@ def test_each_loop_states_its_own_error() -> None:
     assert profile.compared.keys() == {"async", "sync", "async, 2 GPUs"}
     profile = replace(profile, compared={"async": profile.compared["async"]})
     assert profile.error_of(LLAMA_8B, Topology(), asynchronous=False) is None
-    sync = replace(profile.compared["async"], largest_error={"TTFT mean": 0.08, "TBT P90": 0.11}, loads=(0.75,))
+    sync = replace(
+        profile.compared["async"], largest_error={"TTFT mean": 0.08, "TBT P90": 0.11}, batches=(48, 48), loads=(0.75,)
+    )
     both = replace(profile, compared={**profile.compared, "sync": sync})
     assert sync.text == "largest error: mean 8%, P90 11%; batch 48, load 75%"
     assert both.error_of(LLAMA_8B, Topology(), asynchronous=False) == sync
