@@ -46,12 +46,13 @@ def session_figures(
     jobs = [turns for turns in begun if _is_in(window, turns[-1]) and min(turn.turn or 0 for turn in turns) == 0]
     whole = [turns for turns in jobs if all(turn.finish_reason in SERVED for turn in turns)]
     done = [turns for turns in whole if any(turn.last for turn in turns)]
+    rate = 3600 * _num_completed(sessions.values(), done, window) / (seconds or float("nan"))
     times = np.array([_times(turns) for turns in done]).reshape(-1, 3)
     each = times[:, 1] / times[:, 2]
     figures = {
         "completed": len(done),
         "abandoned": len(jobs) - len(whole),
-        "per_hour": 3600 * len(done) / (seconds or float("nan")),
+        "per_hour": rate,
         "job_seconds": {**statistics(times[:, 0]), "geometric_mean": float(np.exp(mean(np.log(times[:, 0]))))},
         "busy_seconds": statistics(times[:, 1]),
         "turn_seconds": statistics(each),
@@ -69,6 +70,13 @@ def session_figures(
 
 def _is_in(window: Window, turn: Entry) -> bool:
     return window.start < (turn.finished_at or 0.0) <= window.end
+
+
+def _num_completed(sessions: Iterable[Sequence[Entry]], done: Sequence[Sequence[Entry]], window: Window) -> float:
+    """Returns the turns that end in the window, also of sessions begun before it, over the mean turns of `done`. Abandoned sessions do not count."""
+    ended = [turns for turns in sessions if all(turn.finish_reason in SERVED for turn in turns)]
+    num_turns = sum(_is_in(window, turn) for turns in ended if any(turn.last for turn in turns) for turn in turns)
+    return num_turns * len(done) / sum(map(len, done)) if done else float("nan" if num_turns else 0)
 
 
 def _times(turns: Collection[Entry]) -> tuple[float, float, int]:

@@ -73,7 +73,8 @@ def test_figures_of_sessions() -> None:
     """main takes 13 s: a turn is unfinished from 0 to 2, from 4 to 8 and from 10 to 13; short has one turn of 3 s."""
     found = figures(num_warming=1, num_evicted_blocks=0, block_size=4)
     assert (found["completed"], found["abandoned"]) == (2, 1)
-    assert found["per_hour"] == pytest.approx(2 * 3600 / (13 - 0.5))
+    whole, begun_before = 4 + 1, 1 + 1  # turns: of main and short, 2.5 on average; of warm and cut
+    assert found["per_hour"] == pytest.approx((whole + begun_before) / 2.5 * 3600 / (13 - 0.5))
     assert [found[f"{of}_seconds"]["mean"] for of in ("job", "busy", "turn")] == [
         (13 + 3) / 2,
         (9 + 3) / 2,
@@ -109,7 +110,9 @@ def test_time_to_first_token_by_turn() -> None:
 def test_sessions_count_by_their_last_end() -> None:
     """The window begins with the fifth end, at 4 s, and ends before the last."""
     assert figures(warmup_requests=4, num_warming=1, drain_requests=1)["completed"] == 0
-    assert figures(warmup_requests=5)["completed"] == 1 and figures()["completed"] == 3
+    later = figures(warmup_requests=5)  # main ends after 4 s, with 3 of its 4 turns, and cut with one
+    assert later["completed"] == 1 and later["per_hour"] == pytest.approx((3 + 1) / 4 * 3600 / (13 - 4))
+    assert figures()["completed"] == 3
     assert "cache_lost_share" not in figures()
 
 
@@ -173,7 +176,7 @@ def test_an_open_loop_has_no_figures_of_sessions() -> None:
 def test_sessions_in_the_report() -> None:
     summary = make_summary(make_record(), num_warming=1, num_evicted_blocks=0, block_size=4)
     text = run_text(summary)
-    assert "sessions    2 completed, 1 abandoned, 576 per hour; Jain's index 0.98\n" in text
+    assert "sessions    2 completed, 1 abandoned, 806 per hour; Jain's index 0.98\n" in text
     assert " per second arrived\n" in text and "offered" not in text, "a closed loop offers no rate"
     assert "job time    8 s on average, 6 s of them without pauses, 2.62 s per turn\n" in text
     assert "pauses      58.3% of repeated tokens were lost from the prefix cache during pauses\n" in text
