@@ -35,15 +35,16 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class SLO:
-    """Objectives of one request in seconds or None: arrival to first token, between tokens, and arrival to last token."""
+    """Objectives of one request in seconds or None: arrival to first token, each gap between tokens, arrival to last token, and the mean gap."""
 
     ttft: float | None = None
     tbt: float | None = None
     total: float | None = None
+    tpot: float | None = None
 
     def __post_init__(self) -> None:
-        for name, limit in (("ttft", self.ttft), ("tbt", self.tbt), ("total", self.total)):
-            if limit is not None and not limit > 0:
+        for name in self.__slots__:
+            if (limit := getattr(self, name)) is not None and not limit > 0:
                 raise ValueError(f"{name}={limit:g}: objectives must be above 0 seconds")
 
 

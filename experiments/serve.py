@@ -147,7 +147,10 @@ def serve(
         if folder:
             keys, own = settings.composed.keys, origin["identity"]
             held.enter_context(open_run_folder(folder, keys, own, replace=replace))
-        columns = list(run.facts.extra), stated_columns(settings.prefix_cache, "pauses" in run.facts.stated)
+        columns = (
+            list(run.facts.extra),
+            stated_columns(settings.prefix_cache, *(name in run.facts.stated for name in ("pauses", "tpot"))),
+        )
         drafts = any(setup.limits.max_drafts for setup in run.setups)
         with RunTables(folder, *columns, drafts) if folder and settings.tables else nullcontext() as tables:
             keep = partial(_keep, run.gathered, tables)

@@ -67,7 +67,7 @@ class Bounds:
         outputs = [min(spec.max_new_tokens, spec.true_new_tokens or spec.max_new_tokens) for spec in specs]
         self.arrival = np.array([spec.arrival_time for spec in specs], float)
         self._slo = np.array([(spec.slo.ttft or np.inf, spec.slo.total or np.inf) for spec in specs])
-        self._needs_all = np.array([spec.slo.tbt is not None or spec.slo.total is not None for spec in specs])
+        self._needs_all = np.array([bool(spec.slo.tbt or spec.slo.total or spec.slo.tpot) for spec in specs])
         self.prompt, self.output = np.array([spec.num_prompt_tokens for spec in specs]), np.array(outputs)
         nothing = Findable(0, 0)
         self._earlier, self._ever = np.array([findable[spec.id] if findable else nothing for spec in specs]).T

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.request_spec import NO_SLO
+from cbatch.request_spec import NO_SLO, SLO
 from cbatch.results.metrics import Entry, Floats, Objectives, Served, Window, mean
 
 OBJECTIVES = {"ttft": "TTFT", "tbt": "every gap", "tpot": "TPOT", "total": "end to end", "end_to_end": "end to end"}
@@ -35,7 +35,7 @@ class Attained(NamedTuple):
 def attainment(requests: Collection[Entry], served: Served, window: Window) -> dict[str, Any]:
     """Returns attained shares of the requests that have objectives and ended in the window; empty without objectives.
 
-    `share`: requests that attain all their objectives. `ttft_share`, `tbt_share`, `total_share`: requests that attain the
+    `share`: requests that attain all their objectives. `ttft_share`, `tbt_share`, `total_share`, `tpot_share`: requests that attain the
     objective, among the requests that have it. `tiers`: the same by tier.
 
     Args:
@@ -88,7 +88,7 @@ def judge(
     window: Window = _ALWAYS,
     others: Objectives = Objectives(),  # noqa: B008
 ) -> Attained:
-    """Returns which objectives requests met: `SLO.ttft`, `tbt` and `total`, and TPOT. Requests outside `served` met none.
+    """Returns which objectives requests met, in the order of `SLO`. Requests outside `served` met none.
 
     others: default objectives of requests that carry none.
     """
@@ -98,7 +98,7 @@ def judge(
     gaps = np.nan_to_num(served.longest_gap), np.nan_to_num(served.tpot)
     measured = np.stack([served.ttft, gaps[0], served.end_to_end, gaps[1]])  # [objectives, served]
     default = (others.ttft, None, others.end_to_end, others.tpot)
-    stated = [default if request.slo == NO_SLO else (*astuple(request.slo), None) for request in requests]
+    stated = [default if request.slo == NO_SLO else astuple(request.slo) for request in requests]
     limits = np.array([[limit or np.inf for limit in column] for column in zip(*stated, strict=True)])
     met = (index >= 0) & (np.pad(measured, ((0, 0), (0, 1)))[:, index] <= limits)
     return Attained(met, limits, window.holds(np.array(ends)))
@@ -107,7 +107,7 @@ def judge(
 def _shares(attained: Attained) -> dict[str, float]:
     met, limits, counted = attained
     shares = {"requests": int(counted.sum()), "share": mean(met[:, counted].all(axis=0))}
-    for name, met_one, limit in zip(("ttft", "tbt", "total"), met, limits, strict=False):
+    for name, met_one, limit in zip(SLO.__slots__, met, limits, strict=True):
         if np.isfinite(limit).any():
             shares[f"{name}_share"] = mean(met_one[counted & np.isfinite(limit)])
     return shares

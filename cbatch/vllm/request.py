@@ -14,7 +14,7 @@ from cbatch.vllm.settings import log
 
 _RANGE = 1e-9, 1e9  # accepted range of seconds and tokens: sums, products and quotients in a policy remain finite
 
-_SLO = {"slo_ttft": "ttft", "slo_tbt": "tbt", "slo_total": "total"}
+_SLO = {f"slo_{name}": name for name in SLO.__slots__}
 
 
 class ServedRequest(Request):
@@ -135,7 +135,7 @@ class Population(Queues):
 def spec_from(source: Any, id_: int, now: float, max_model_len: int) -> RequestSpec:
     """Returns the specification of a vLLM client's request. It arrives when the scheduler receives the request.
 
-    Client, session, tier, predicted_new_tokens, slo_ttft, slo_tbt and slo_total (seconds) come from the API's `vllm_xargs`
+    Client, session, tier, predicted_new_tokens, slo_ttft, slo_tbt, slo_total and slo_tpot (seconds) come from the API's `vllm_xargs`
     (`SamplingParams.extra_args`). The sign of priorities is inverted: in vLLM a lower priority is more urgent, here a higher.
     """
     params = source.sampling_params

@@ -184,7 +184,9 @@ def heading_of(key: str) -> Heading:
         return Heading(f"mean {name} [{unit}]" if rank == "mean" else f"{name} {rank} [{unit}]", factor, "log", "lower")
     if match := re.fullmatch(r"prefix_cache\.(?:tiers|clients)\.(.+)\.hit_share", key):
         return Heading(f"{match[1]} found in cache [%]", 100.0, "share", "higher")
-    if parts := re.fullmatch(r"attainment\.(?:tiers\.(?P<tier>.+)\.)?(?:(?P<objective>ttft|tbt|total)_)?share", key):
+    if parts := re.fullmatch(
+        r"attainment\.(?:tiers\.(?P<tier>.+)\.)?(?:(?P<objective>ttft|tbt|total|tpot)_)?share", key
+    ):
         objective = parts["objective"] and parts["objective"].upper().replace("TOTAL", "end to end")
         return Heading(" ".join(filter(None, [parts["tier"], objective, "attained [%]"])), 100.0, "share", "higher")
     return Heading(key, axis=key.replace("_", " "))  # an axis breaks its text at spaces
@@ -201,7 +203,7 @@ def check_figure(given: str) -> None:
 def _known_figures() -> list[str]:
     """Returns the dotted keys of all figures that a summary may have, from the summary of a run that served nothing with an iteration of drafts."""
     session: Any = {"session": "any", "turn": 0, "pause": 0.0}
-    request, record = Request(0, 1, 1, client="any", slo=SLO(1.0, 1.0, 1.0), **session), RunRecord()
+    request, record = Request(0, 1, 1, client="any", slo=SLO(1.0, 1.0, 1.0, 1.0), **session), RunRecord()
     request.finish_reason, request.finished_at = FinishReason.REJECTED, 0.0
     record.requests.append(request)
     record.add_step(StepRecord._make([*[1] * 17, "", 0, 0, 0, 1, 0, 0]), np.zeros(0, np.int64))

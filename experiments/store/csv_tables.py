@@ -16,7 +16,7 @@ from cbatch.request import SERVED, spec_of
 from cbatch.results.metrics import Served
 
 _SPEC = ("id", "max_new_tokens", "true_new_tokens", "client", "session", "tier", "priority", "predicted_new_tokens")
-_OBJECTIVES = SLO.__slots__
+_OBJECTIVES = SLO.__slots__[:-1]  # later ones are stated where requests have them
 _OUTCOME = {  # column: attribute of the request
     "arrival": "arrival_time",
     "admitted": "admitted_at",
@@ -34,6 +34,7 @@ _SLO_COLUMNS = [f"slo_{name}_seconds" for name in _OBJECTIVES]
 LATENCY_COLUMNS = [f"{name}_seconds" for name in _LATENCIES]
 REQUEST_COLUMNS = (*_SPEC, *_SLO_COLUMNS, *_OUTCOME, *LATENCY_COLUMNS)
 _TURNS = {"turn": "turn", "pause": "pause"}
+_TPOT = {"slo_tpot_seconds": "slo.tpot"}
 _CACHED = {
     "cached_tokens": "num_cached_tokens",
     "cached_again_tokens": "num_cached_again",
@@ -151,9 +152,9 @@ def place_columns(record: RunRecord) -> list[str]:
     return [*[REPLICA] * bool(record.replica_of), *[POOL] * bool(record.pools)]
 
 
-def stated_columns(cached: bool, paused: bool) -> dict[str, str]:
-    """Returns the columns, each with its attribute of a request, that only runs with a prefix cache, or with pauses of sessions, have."""
-    return {**(_TURNS if paused else {}), **(_CACHED if cached else {})}
+def stated_columns(cached: bool, paused: bool, tpot: bool = False) -> dict[str, str]:
+    """Returns the columns, each with its attribute of a request, that only runs with a prefix cache, pauses of sessions, or objectives of TPOT have."""
+    return {**(_TPOT if tpot else {}), **(_TURNS if paused else {}), **(_CACHED if cached else {})}
 
 
 def request_columns(extra: Sequence[str], stated: Iterable[str], placed: Sequence[str]) -> list[str]:
@@ -170,6 +171,7 @@ def request_rows(
     """
     latencies = zip(*(getattr(requests, name).tolist() for name in _LATENCIES), strict=True)
     spec, objectives, outcome = attrgetter(*_SPEC), attrgetter(*_OBJECTIVES), attrgetter(*_OUTCOME.values())
+    given = [attrgetter(name) for name in stated.values()]
     for request in record.requests:
         seconds = next(latencies) if request.finish_reason in SERVED else (math.nan,) * len(_LATENCIES)
         yield (
@@ -177,7 +179,7 @@ def request_rows(
             *objectives(request.slo),
             *outcome(request),
             *(None if math.isnan(value) else value for value in seconds),
-            *(getattr(request, name) for name in stated.values()),
+            *(of(request) for of in given),
             *_place(record, request),
             *(extra_text(request.extra.get(name)) for name in extra),
         )

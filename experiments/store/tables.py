@@ -68,7 +68,8 @@ def read_steps(folder: str | Path) -> pd.DataFrame:
 def frame_of_requests(record: RunRecord, served: Served, cached: bool = False) -> pd.DataFrame:
     """Makes the frame of `read_requests` from the record of a run and `collect_served(record)`. cached: see `stated_columns`."""
     extra = extra_names(record.requests)
-    stated = stated_columns(cached, any(request.pause is not None for request in record.requests))
+    paused = any(request.pause is not None for request in record.requests)
+    stated = stated_columns(cached, paused, any(request.slo.tpot is not None for request in record.requests))
     names = request_columns(extra, stated, place_columns(record))
     frame = pd.DataFrame(request_rows(record, served, extra, stated), columns=names)
     own = {name: frame[name].map(read_extra) for name in names[len(names) - len(extra) :]}

@@ -43,9 +43,9 @@ OPEN = OpenLoop(num_requests=7, seed=3, arrivals=GammaArrivals(rate=5.0), length
 # -- rules ------------------------------------------------------------------------------------------------------------
 
 
-def served_requests() -> tuple[list[Request], Served]:
+def served_requests(slo: SLO = SLO(ttft=2.0, tbt=1.5, total=9.0)) -> tuple[list[Request], Served]:  # noqa: B008
     """Five requests of one prompt token, of which the last is rejected: first tokens after 1, 2, 3, 4 s, and gaps by hand."""
-    requests = [Request(id_, 1, 3, slo=SLO(ttft=2.0, tbt=1.5, total=9.0)) for id_ in range(5)]
+    requests = [Request(id_, 1, 3, slo=slo) for id_ in range(5)]
     gaps = [(1.0, 1.0), (1.0, 2.5), (2.0, 2.0), (1.0, 1.0)]
     times = np.array([[first, first + a, first + a + b] for first, (a, b) in enumerate(gaps, start=1)])
     zeros, ids = np.zeros(4), np.arange(4)
@@ -58,6 +58,12 @@ def test_requests_that_meet_all_objectives_count_in_the_window() -> None:
     requests, served = served_requests()
     assert count_attained(requests, served) == (1, 5)
     assert [count_attained(requests[a:b], served) for a, b in ((0, 2), (2, 4), (0, 0))] == [(1, 2), (0, 2), (0, 0)]
+
+
+def test_a_limit_of_the_mean_gap_allows_longer_ones() -> None:
+    """Means of 1, 1.75, 2 and 1 s; the last request was rejected."""
+    for limit, good in ((0.9, 0), (1.0, 2), (1.75, 3), (2.0, 4)):
+        assert count_attained(*served_requests(SLO(tpot=limit))) == (good, 5)
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -186,7 +192,7 @@ def test_a_simulation_leaves_no_memory_behind(monkeypatch: pytest.MonkeyPatch, p
         ("+workload.load=0.5", "workload.load=0.5: "),
         ("workload=chat bounds=true", "bounds=true: lower bounds hold for known requests"),
         ("backend=cpu", "backend=cpu: this command simulates; give backend=sim"),
-        ("slo.tpot=1", "slo.tpot: no such key; slo has ttft, tbt, total"),
+        ("slo.tbot=1", "slo.tbot: no such key; slo has ttft, tbt, total, tpot"),
         ("workload.slo=null", "workload.slo: follows slo here; give slo=NAME"),
         ("requests=many", "requests=many: give auto, or a whole number from "),
         ("requests=60", "slo: no rate meets it, as even requests served one at a time reach only attainment 70%"),
