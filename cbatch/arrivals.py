@@ -163,11 +163,9 @@ class Streamed(Listed):
 
     def __init__(self, make: Callable[[], Iterable[Request]]) -> None:
         """
-        Args:
-            make: returns new requests in the order of their arrival times; called once for the facts and once for the run.
+        make: returns new requests in the order of their arrival times; called once for the facts and once for the run.
 
-        Raises:
-            WorkloadError: a request arrives before an earlier one, or has a known id; also raised by `due`.
+        Raises WorkloadError: a request arrives before an earlier one, or has a known id; also raised by `due`.
         """
         super().__init__()
         self.make, self._latest = make, 0.0

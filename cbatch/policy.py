@@ -87,8 +87,7 @@ def is_steady(policy: object) -> bool:
 def copy_policy(policy: P, what: str = "policy") -> P:
     """Returns a deep copy of a policy, eviction or router, for a replica or a new run. what: kind of the object, for errors.
 
-    Raises:
-        ConfigError: the object cannot be copied, or stores a closure over `self`; the copy would still read the original.
+    Raises ConfigError: the object cannot be copied, or stores a closure over `self`; the copy would still read the original.
     """
     name = name_of(policy)
     for attribute, value in getattr(policy, "__dict__", {}).items():

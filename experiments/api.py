@@ -94,8 +94,7 @@ def simulate(
     Returns:
         `summary`, the figures by group and name; `requests` and `steps`, frames; `record`, the tokens. `print` shows the figures.
 
-    Raises:
-        CbatchError: one line that names the keyword, or the policy and what it did.
+    Raises CbatchError: one line that names the keyword, or the policy and what it did.
     """
     if keys.get("backend", "sim") != "sim":
         raise ConfigError(f"backend={keys['backend']}: simulate predicts times; serve gives real tokens")
@@ -155,8 +154,7 @@ def compare(
         metric: figures of the summary, such as "ttft_seconds.p99"; by default the figures of tables.
         keys: as for `simulate`; `backend="cpu"` or `"cuda"` compares real tokens.
 
-    Raises:
-        CbatchError: as `simulate`; fewer than two policies, or two with the same label; no such figure.
+    Raises CbatchError: as `simulate`; fewer than two policies, or two with the same label; no such figure.
     """
     from experiments import compare as command  # loads pandas
     from experiments.report.labels import with_replications
@@ -206,8 +204,7 @@ def capacity(
         keys: as for `simulate`, and those of conf/capacity.yaml: `slo` (a name or a mapping), `attainment`, `requests` (per
             replication), `replications`, `accuracy`, `cores`.
 
-    Raises:
-        CbatchError: as `simulate`; no objective, or a capacity that cannot be found.
+    Raises CbatchError: as `simulate`; no objective, or a capacity that cannot be found.
     """
     from experiments.capacity.command import SearchKeys, SearchSettings, measure
     from experiments.capacity.report import capacity_of, capacity_text
@@ -231,8 +228,7 @@ def plot(name: str, folder: Folder, **keys: Any) -> "Figure":
         name: of the plot, or the import path of your function.
         keys: as for the command; a sequence or a mapping where the command takes several values.
 
-    Raises:
-        CbatchError: no such plot, folder or key; the plot cannot be made of these runs.
+    Raises CbatchError: no such plot, folder or key; the plot cannot be made of these runs.
     """
     from matplotlib import pyplot  # slow to import
 

@@ -107,8 +107,7 @@ def read_replications(folders: Sequence[Path], text: str = "") -> pd.DataFrame:
     `served` (the workload without its seed), `others` (the settings but the policy's and seeds). Raises ConfigError: folders
     of both kinds, or no such run.
 
-    Args:
-        text: only runs whose folder names or command lines contain this.
+    text: only runs whose folder names or command lines contain this.
     """
     searches = [folder for folder in folders if list(folder.rglob(RESULT))]
     if 0 < len(searches) < len(folders):
@@ -213,8 +212,7 @@ def pairs_of(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = ""
         rows: as `read_replications` returns. metrics: keys of figures; by default the figures of tables.
         baseline: a policy or a label; by default the policy of the first row.
 
-    Raises:
-        ConfigError: a single label or replication, no such baseline, an unknown figure.
+    Raises ConfigError: a single label or replication, no such baseline, an unknown figure.
     """
     keys = _figures(rows, metrics)
     is_base = is_baseline(rows, baseline or rows["policy"].iloc[0].partition("(")[0])

@@ -77,8 +77,7 @@ RUN = Command(hidden_groups=("slo:",))
 def read_checked(command: Command, composed: Composed) -> Settings:
     """Reads the settings of a run, and checks early that its files and profiles exist.
 
-    Raises:
-        CbatchError: as `Command.read`; a file of the workload or a profile does not exist, or is not of the model.
+    Raises CbatchError: as `Command.read`; a file of the workload or a profile does not exist, or is not of the model.
     """
     if composed.number is None and composed.swept:
         raise ConfigError(f"{' '.join(composed.overrides)}: is a sweep of {', '.join(composed.swept)}; add -m")
@@ -160,8 +159,7 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, progress: SweepProg
 
     An error is printed where it comes first. alone: no other runs share the terminal.
 
-    Raises:
-        SweepEnded: errors.log or the output cannot be written, or the reader of the output has ended.
+    Raises SweepEnded: errors.log or the output cannot be written, or the reader of the output has ended.
     """
     _follow_the_launcher()
     print_any_text()

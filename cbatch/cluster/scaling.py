@@ -71,9 +71,8 @@ class Fleet:
         restart: Callable[[int], object],
     ) -> None:
         """
-        Args:
-            look: returns the view of the autoscaler at a time. restart: is called when a replica starts again.
-            idle_at: returns since when a replica has had no request; infinity if it has one.
+        look: returns the view of the autoscaler at a time. restart: is called when a replica starts again.
+        idle_at: returns since when a replica has had no request; infinity if it has one.
         """
         self.lives: list[Life] = []
         self.is_cut = False

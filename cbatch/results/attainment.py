@@ -38,8 +38,7 @@ def attainment(requests: Collection[Entry], served: Served, window: Window) -> d
     `share`: requests that attain all their objectives. `ttft_share`, `tbt_share`, `total_share`, `tpot_share`: requests that attain the
     objective, among the requests that have it. `tiers`: the same by tier.
 
-    Args:
-        requests: all requests of the run, served or not. window: if infinite, also counts requests that did not end.
+    requests: all requests of the run, served or not. window: if infinite, also counts requests that did not end.
     """
     requests = [request for request in requests if request.slo != NO_SLO]
     if not requests:

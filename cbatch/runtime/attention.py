@@ -91,12 +91,11 @@ class Attention(Protocol):
         self, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], bounds: Extents, *, scaling: float
     ) -> Tensor:
         """
-        Args:
-            query: [tokens, heads, head dim].
-            keys, values: [blocks + 1, block size, kv heads, head dim] of a layer; already include this iteration's tokens.
-            batch: `query_starts`, `context_lens` and `block_tables` are read.
-            bounds: upper bounds, with which a kernel need not read lengths from the device.
-            scaling: factor applied to the products of query and key.
+        query: [tokens, heads, head dim].
+        keys, values: [blocks + 1, block size, kv heads, head dim] of a layer; already include this iteration's tokens.
+        batch: `query_starts`, `context_lens` and `block_tables` are read.
+        bounds: upper bounds, with which a kernel need not read lengths from the device.
+        scaling: factor applied to the products of query and key.
 
         Returns:
             [tokens, heads, head dim]; undefined at padding tokens.

@@ -84,12 +84,11 @@ class PagedModel:
         greedy: Callable[[Tensor, Tensor], object] = greedy,
     ) -> None:
         """
-        Args:
-            model: from `weights.load_model`, with `ATTENTION_NAME` as its attention.
-            compiled: `torch.compile` fuses the operations between attentions, in place, layer by layer. All layers run the
-                same code, which is compiled at the first call and at the first call with another number of tokens.
-            send: writes hidden states to their destination.
-            greedy: finds the most likely tokens, like `sampling.greedy`.
+        model: from `weights.load_model`, with `ATTENTION_NAME` as its attention.
+        compiled: `torch.compile` fuses the operations between attentions, in place, layer by layer. All layers run the
+            same code, which is compiled at the first call and at the first call with another number of tokens.
+        send: writes hidden states to their destination.
+        greedy: finds the most likely tokens, like `sampling.greedy`.
         """
         self.cache, self.layers = cache, cache.layers
         cache.sends = cache.keys.is_cpu  # a graph cannot hold `PagedCache.send`

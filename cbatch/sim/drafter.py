@@ -78,14 +78,13 @@ class SurvivalsDrafter(Drafter):
         model: ModelSpec | None = None,
     ) -> None:
         """
-        Args:
-            survivals: of draft 1, 2, ...
-            alpha: instead of survivals: the probability that a draft is accepted if those before it were.
-            max_drafts: of a request in an iteration; None: as many as there are survivals, or 8.
-            layers: of a drafter that otherwise has the model's shape, as EAGLE's and MTP's; 0: its passes take no time.
-            parallel: all drafts of a request in one pass, as DSpark's; else one pass for each.
-            seconds_per_pass: in addition to those of its layers.
-            model: of a drafter that is a model of its own; see `DraftPasses`.
+        survivals: of draft 1, 2, ...
+        alpha: instead of survivals: the probability that a draft is accepted if those before it were.
+        max_drafts: of a request in an iteration; None: as many as there are survivals, or 8.
+        layers: of a drafter that otherwise has the model's shape, as EAGLE's and MTP's; 0: its passes take no time.
+        parallel: all drafts of a request in one pass, as DSpark's; else one pass for each.
+        seconds_per_pass: in addition to those of its layers.
+        model: of a drafter that is a model of its own; see `DraftPasses`.
 
         Raises ConfigError unless either is given, survivals fall from at most 1 to at least 0, there is one for each draft, and nothing
         else is negative.

@@ -265,8 +265,7 @@ class Profile:
 
         draft: a draft model, whole on each GPU, whose keys and values are counted as well.
 
-        Raises:
-            ConfigError: the weights leave no room for a token, or the topology does not divide the model.
+        Raises ConfigError: the weights leave no room for a token, or the topology does not divide the model.
         """
         models = [topology.share(spec), *([] if draft is None else [draft])]
         weights = sum(each.weight_bytes for each in models)

@@ -26,8 +26,7 @@ def profile_names() -> list[str]:
 def load_profile(name_or_path: str) -> Profile:
     """Loads a profile by name or from a file.
 
-    Raises:
-        ProfileError: there is no such profile, or a value is missing, unknown, negative or non-finite; the message names file and key.
+    Raises ProfileError: there is no such profile, or a value is missing, unknown, negative or non-finite; the message names file and key.
     """
     path = PROFILES / f"{name_or_path}.json"
     if not path.is_file():

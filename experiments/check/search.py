@@ -62,8 +62,7 @@ def search(
         patience: how long a policy may make no progress. eviction: eviction of a prefix cache; None: no prefix cache.
         tick: called with the history of each tried scenario.
 
-    Raises:
-        ConfigError: the policy cannot be copied.
+    Raises ConfigError: the policy cannot be copied.
     """
     if hasattr(policy, "plan"):
         copy_policy(policy)

@@ -46,8 +46,7 @@ def mixed_totals(sizes: Sequence[int], tile: int, most: int) -> list[int]:
     size nothing is padded, and time rises by tiles: both sides of each tile are included over half of `WHOLE` tokens. Then, since
     steps matter less, the middles of tiles at growing distances follow.
 
-    Args:
-        sizes: tokens of the captured shapes, ascending.
+    sizes: tokens of the captured shapes, ascending.
     """
     totals = {2, *(size for size in CHUNKS if size <= WHOLE)}
     edge = max(sizes, default=tile)

@@ -36,8 +36,7 @@ BESIDE = 32  # decodes beside the chunks
 def measure_card(report: Report, hardware: str = "", model: str = "llama-3.1-8b", output: str = "") -> Path:
     """Measures this card, and writes the profile with its factors; `experiments.profile.__main__` explains the options.
 
-    Raises:
-        ConfigError: no GPU, no profile of this kind of GPU, or one without this model. CapacityError: no room for the model.
+    Raises ConfigError: no GPU, no profile of this kind of GPU, or one without this model. CapacityError: no room for the model.
     """
     name, spec = hardware_name("cuda"), load_spec(model)
     profiles = map(load_profile, [hardware] if hardware else profile_names())

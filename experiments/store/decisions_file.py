@@ -44,8 +44,7 @@ class DecisionsFile(NamedTuple):
 class DecisionsWriter:
     """Writes the lines of a file during the run. If the process is killed, the file is truncated.
 
-    Raises:
-        ResultsError: from every method, if the file cannot be written or a request's `extra` cannot be written as JSON.
+    Raises ResultsError: from every method, if the file cannot be written or a request's `extra` cannot be written as JSON.
     """
 
     def __init__(self, path: Path, overrides: Sequence[str] = ()) -> None:

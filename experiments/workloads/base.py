@@ -86,8 +86,7 @@ class Workload(Described, ABC):
     ignore_eos: whether requests go on after an end-of-sequence token. No effect in simulation, which has no tokens.
     load, replications: see `experiments.trials.load`; None keeps the workload's own rate.
 
-    Raises:
-        WorkloadError: when built, for an unusable setting; by `requests`, for unusable input.
+    Raises WorkloadError: when built, for an unusable setting; by `requests`, for unusable input.
     """
 
     max_new_tokens: Limit = "exact"

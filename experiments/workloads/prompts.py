@@ -52,9 +52,8 @@ class Dialogues(Listed):
         most: float = inf,
     ) -> None:
         """
-        Args:
-            encode: returns the tokens of a line's prompt, by its id and all messages.
-            most: maximum tokens of a turn, answer included; a session ends before a longer turn.
+        encode: returns the tokens of a line's prompt, by its id and all messages.
+        most: maximum tokens of a turn, answer included; a session ends before a longer turn.
         """
         super().__init__()
         self._encode, self._decode, self._most = encode, decode, most

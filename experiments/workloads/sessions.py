@@ -59,13 +59,12 @@ class Sessions(Listed):
         dropped: Collection[int] = (),
     ) -> None:
         """
-        Args:
-            specs: requests of the turns of all sessions, in order. This class sets arrival times, and with `draw` also prompts.
-            starts: seconds at which the first sessions begin. Every other session begins when an earlier one ends.
-            draw: called with the number of a text and a number of tokens; returns the text's first tokens. None: no token values.
-            spread: for a steady start, a share of a pause for each of the first sessions. Their first turns compute the history.
-                When all of these turns have ended, each second turn follows after this share of its pause. Their clients wait.
-            dropped: tokens of answers that are left out of later prompts.
+        specs: requests of the turns of all sessions, in order. This class sets arrival times, and with `draw` also prompts.
+        starts: seconds at which the first sessions begin. Every other session begins when an earlier one ends.
+        draw: called with the number of a text and a number of tokens; returns the text's first tokens. None: no token values.
+        spread: for a steady start, a share of a pause for each of the first sessions. Their first turns compute the history.
+            When all of these turns have ended, each second turn follows after this share of its pause. Their clients wait.
+        dropped: tokens of answers that are left out of later prompts.
         """
         super().__init__()
         self._sessions, self._specs, self._draw, self._spread = sessions, [*specs], draw, spread

@@ -65,12 +65,11 @@ class FusedModel:
         quack: bool = False,
     ) -> None:
         """
-        Args:
-            model: from `weights.load_model`, with the cache's layers on the cache's GPU; the projections are fused in place.
-            max_rows: most rows of an iteration.
-            max_positions: tokens of the longest request.
-            exchange: exchange with the other ranks of the group; None for a single rank.
-            quack: see `Product`.
+        model: from `weights.load_model`, with the cache's layers on the cache's GPU; the projections are fused in place.
+        max_rows: most rows of an iteration.
+        max_positions: tokens of the longest request.
+        exchange: exchange with the other ranks of the group; None for a single rank.
+        quack: see `Product`.
         """
         assert can_fuse(spec), "the caller chooses PagedModel for other models"
         body: Any = model.model

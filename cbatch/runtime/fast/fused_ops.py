@@ -274,8 +274,7 @@ def _gate_kernel(  # type: ignore[no-untyped-def]
 def gate(gates_and_ups: torch.Tensor, *, dependent: bool) -> torch.Tensor:
     """Returns the activation of a gated feed-forward layer (SwiGLU, Shazeer 2020): SiLU(gate) * up.
 
-    Args:
-        gates_and_ups: [tokens, 2 * width], the gates first.
+    gates_and_ups: [tokens, 2 * width], the gates first.
 
     Returns:
         [tokens, width].

@@ -27,11 +27,10 @@ class Product:
         quack: bool = False,
     ) -> None:
         """
-        Args:
-            num_processors: multiprocessors of the GPU.
-            overlaps: see `small_batch_product`.
-            dependent: small operations start while the preceding kernel still runs; requires compute capability 9.0.
-            quack: quack's kernels multiply many rows if they are faster than cuBLAS.
+        num_processors: multiprocessors of the GPU.
+        overlaps: see `small_batch_product`.
+        dependent: small operations start while the preceding kernel still runs; requires compute capability 9.0.
+        quack: quack's kernels multiply many rows if they are faster than cuBLAS.
         """
         self.weight = weight
         self.num_processors = num_processors
@@ -47,9 +46,8 @@ class Product:
 
     def __call__(self, x: torch.Tensor, meeting: Meeting | None = None) -> torch.Tensor:
         """
-        Args:
-            x: [rows, inputs].
-            meeting: meeting at which the parts are also stored for the other ranks.
+        x: [rows, inputs].
+        meeting: meeting at which the parts are also stored for the other ranks.
 
         Returns:
             [parts, rows, outputs]; the product is the sum over the parts. If gated, SiLU(gate) * up in one part.

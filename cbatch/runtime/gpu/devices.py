@@ -15,8 +15,7 @@ from cbatch.runtime.streams import Operation, StreamError, Streams
 def choose_devices(num_stages: int = 1, num_ranks: int = 1) -> list[list[torch.device]]:
     """Returns the GPUs of each stage's ranks, from the current GPU on, with peer access between GPUs that exchange data.
 
-    Raises:
-        ConfigError: there are too few GPUs, or a GPU cannot access the memory of a GPU that it sends to.
+    Raises ConfigError: there are too few GPUs, or a GPU cannot access the memory of a GPU that it sends to.
     """
     check_number(num_stages, num_ranks)
     first, number = torch.cuda.current_device(), num_stages * num_ranks

@@ -175,10 +175,9 @@ class Exchange:
         chunk: int,
     ) -> None:
         """
-        Args:
-            box: number of values in the largest parts that one rank stores for another.
-            num_meetings: meetings per iteration.
-            chunk: tokens of the vocabulary that one program searches.
+        box: number of values in the largest parts that one rank stores for another.
+        num_meetings: meetings per iteration.
+        chunk: tokens of the vocabulary that one program searches.
         """
         share, size = rank.share(vocabulary), rank.size
         self.rank, self.vocabulary = rank, vocabulary

@@ -30,8 +30,7 @@ def lockstep(ranks: Sequence[Steps[Result]], places: Sequence[torch.Tensor]) -> 
 
     places: a tensor on each rank's device; that device is the current device while the rank computes.
 
-    Raises:
-        RuntimeError: the ranks do not yield equally often.
+    Raises RuntimeError: the ranks do not yield equally often.
     """
     results: list[Result] = []
     while not results:

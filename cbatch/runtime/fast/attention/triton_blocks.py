@@ -162,9 +162,8 @@ class Sizes(NamedTuple):
     @classmethod
     def of(cls, query: Tensor, keys: Tensor) -> "Sizes":
         """
-        Args:
-            query: [tokens, heads, head dim].
-            keys: [pages, page size, kv heads, head dim].
+        query: [tokens, heads, head dim].
+        keys: [pages, page size, kv heads, head dim].
         """
         num_heads, dim = query.shape[1:]
         page, kv_heads = keys.shape[1:3]
