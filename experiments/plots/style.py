@@ -3,6 +3,7 @@
 import os
 import re
 import warnings
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -213,10 +214,11 @@ def _shared_texts(runs: pd.DataFrame) -> list[str]:
 
 def wrap(text: str, width: int) -> str:
     """Breaks a text into lines of about equal length, as few as `width` characters allow."""
-    lines = fill(text, width, break_on_hyphens=False).count("\n")
+    broken = partial(fill, text, break_on_hyphens=False)
     longest = max(map(len, text.split(" ")), default=0)
-    widths = range(min(longest, width) or 1, width + 1)
-    return next(even for least in widths if (even := fill(text, least, break_on_hyphens=False)).count("\n") == lines)
+    widths = range(min(longest, width) or 1, width + 1)  # fewer lines as they grow
+    least = bisect_left(widths, -broken(width).count("\n"), key=lambda width: -broken(width).count("\n"))
+    return broken(widths[least])
 
 
 def add_heading(
