@@ -58,6 +58,7 @@ class Cluster:
         self._merger = Merger(self.replica_of, self.pools)
         each = zip(self.engines, self.pools, prices or repeat(None), roles or repeat(Role.BOTH), strict=False)
         self._views = list(starmap(_view_of, each))
+        self.roles = [view.role for view in self._views]
         for engine, view in zip(self.engines, self._views, strict=True):
             engine.observer = Reporter(engine, view)
         each_view = zip(self.engines, self._views, strict=True)

@@ -29,7 +29,7 @@ from traceback import format_exception, walk_stack
 from typing import Any
 
 from cbatch import CbatchError, Engine, FinishReason, Request, RequestSpec, RunRecord
-from cbatch.cluster import Cluster, LiveCluster
+from cbatch.cluster import Cluster, LiveCluster, Role
 from cbatch.errors import call
 from cbatch.facts import facts_of
 from experiments.serve import decisions_of, serve
@@ -102,13 +102,14 @@ def serve_clients(settings: ServerSettings, folder: Path, inbox: Inbox, send: Se
 
 def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: Path | None) -> RunRecord:
     with closing(run.server), decisions_of(run, folder):
-        longest = 0
-        for engine in run.engine.engines:
+        longest = dict.fromkeys(Role, 0)
+        roles = run.engine.roles if isinstance(run.engine, Cluster) else [Role.BOTH]
+        for engine, role in zip(run.engine.engines, roles, strict=True):
             most = min(settings.longest, engine.state.pool.num_tokens + 1)  # the last token never enters the KV cache
             engine.check_fits(Request(0, most - 1, 1))  # so does any other
-            engine.leaps, longest = False, max(longest, most)  # clients see each token when it comes
+            engine.leaps, longest[role] = False, max(longest[role], most)  # clients see each token when it comes
         clients = _clients(settings, run.engine.engines, inbox, send)
-        send(longest)
+        send(max(longest[Role.BOTH], min(longest[Role.PREFILL], longest[Role.DECODE])))
         try:
             if isinstance(run.engine, LiveCluster):
                 serve_replicas(run.engine, clients, inbox)

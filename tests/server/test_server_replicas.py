@@ -63,6 +63,7 @@ def test_replicas_answer_as_one_engine_does(tmp_path: Path) -> None:
     assert read_steps(tmp_path / "three").groupby("pool")["num_requests"].max().to_dict().keys() == {"a", "b"}
 
 
+PAIR = (("p", "prefill"), ("d", "decode"))
 ROLES = ("backend.pools={p: {role: prefill}, d: {role: decode}}", "prefix_cache=true", "block_size=4")
 
 
@@ -83,6 +84,18 @@ def test_prompts_are_computed_by_one_replica_and_answers_continued_by_another(pu
         meters.count(turn)
     tokens = [meters.get_sample_value("cbatch:generation_tokens_total", {"replica": str(each)}) for each in (0, 1)]
     assert tokens == [6, sum(2 * id_ for id_ in range(6))]
+
+
+@pytest.mark.parametrize("push", ["false", "true"])
+@pytest.mark.parametrize("small", ["p", "d"])
+def test_a_request_fits_a_prefiller_and_a_decoder(small: str, push: str, tmp_path: Path) -> None:
+    """One of both has KV cache for 64 tokens. A longer request would end the server, as the router finds no replica for it."""
+    pools = [f"{name}: {{role: {role}, kv_tokens: {64 if name == small else 4096}}}" for name, role in PAIR]
+    specs = [spec(0, [*range(30)], 35), spec(1, [*range(64)], 1)]
+    keys = f"backend.pools={{{', '.join(pools)}}}", *ROLES[1:], f"backend.transfers.push={push}"
+    longest, *turns, _ = converse(tmp_path / "run", until_all_ended(specs), *TINY, *keys)
+    assert longest == 65, "the last token never enters the KV cache"
+    assert {end.id: end.num_output_tokens for turn in turns for end in turn.ended} == {0: 35, 1: 1}
 
 
 def twelve() -> list[RequestSpec]:
