@@ -18,6 +18,7 @@ from reproduction.validation.apart import (
     cards_of,
     differences,
     elsewhere,
+    figures,
     routed,
     simulate,
     simulated_server,
@@ -140,3 +141,11 @@ def test_a_prefiller_and_a_decoder_are_simulated_in_their_own_time() -> None:
     keys = "workload=closed workload.num_requests=2 workload.length=260 workload.pd_ratio=64"
     first, again = (simulate(server, keys, "pull") for _ in range(2))
     assert first.transfers == again.transfers and [sent.num_tokens for sent in first.transfers] == [256, 256]
+    size = 256 * 2 * 32 * 8 * 128 * 2
+    first.transfers = [
+        sent._replace(ended=sent.started + taken) for sent, taken in zip(first.transfers, (0.0, 0.5), strict=True)
+    ]
+    found = figures(first)
+    assert (found["transfers"], found["GB"], found["GB/s"]) == (2, 2 * size / 1e9, size / 0.5 / 1e9), (
+        "one was hidden whole"
+    )

@@ -109,7 +109,7 @@ def measure(
         runs.append([run_of(settings, engine.record, requests, executor.shapes)] if executor.shapes else [])
     moves: Any = simulated_server(profile, [Card()] * 2).moves
     cards = [*map(asdict, cards_of(runs, record.transfers, profile, moves.delay))]
-    return {"measured": _figures(record), "cards": cards}, [*chain(*runs)]
+    return {"measured": figures(record), "cards": cards}, [*chain(*runs)]
 
 
 class _Watched(Watched):
@@ -147,7 +147,7 @@ def elsewhere(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list
     ]
 
 
-def _figures(record: RunRecord) -> dict[str, Any]:
+def figures(record: RunRecord) -> dict[str, Any]:
     found: dict[str, Any] = {"requests": len(record.requests)}
     for name, objectives in OBJECTIVES.items():
         summary = summarize(record, num_blocks=1, max_batch=1, objectives=objectives)
@@ -155,11 +155,12 @@ def _figures(record: RunRecord) -> dict[str, Any]:
     for name in ("ttft_seconds", "tpot_seconds"):
         found |= {f"{name} {rank}": summary[name.split("_")[0] + "_seconds"][rank] for rank in ("mean", "p50", "p90")}
     if record.transfers:
-        rates = [sent.num_bytes / (sent.ended - sent.started) / 1e9 for sent in record.transfers if sent.num_bytes]
+        moved = [sent for sent in record.transfers if sent.num_bytes]
+        rates = [sent.num_bytes / (sent.ended - sent.started) / 1e9 for sent in moved if sent.ended > sent.started]
         found |= {
-            "transfers": len(rates),
-            "GB/s": float(np.median(rates)),
-            "GB": sum(sent.num_bytes for sent in record.transfers) / 1e9,
+            "transfers": len(moved),
+            "GB/s": float(np.median(rates or [nan])),
+            "GB": sum(sent.num_bytes for sent in moved) / 1e9,
         }
         found["hidden share"] = float(np.mean([sent.hidden for sent in record.transfers]))
         found["visible ms"] = 1e3 * float(np.median([sent.ended - sent.started for sent in record.transfers]))
@@ -258,7 +259,7 @@ def main(
     for name, row in product(names, rows):
         server = simulated_server(profile, [Card()] * 2 if name == "simulated" else elsewhere(row, rows))
         record = simulate(server, f"{row['keys']} traces={traces}", row["layout"])
-        row[name] = _figures(record)
+        row[name] = figures(record)
         print(show(row, name) + routed(row, kept_runs, record), flush=True)
     print(write(rows), *(f"{name}:\n{table(rows, name)}" for name in names), differences(rows), sep="\n")
 
