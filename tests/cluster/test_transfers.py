@@ -218,11 +218,11 @@ def test_random_links_are_never_faster_than_alone() -> None:
         assert max(ended.values()) - first >= sum(work for _, work in began.values()) - 1e-9
 
 
-@pytest.mark.parametrize(("seconds", "visible"), [(0.5, 0.125), (3.0, 2.25)])
-def test_layers_are_sent_while_the_next_are_computed(seconds: float, visible: float) -> None:
+@pytest.mark.parametrize(("layers", "seconds", "visible"), [(4, 0.5, 0.125), (4, 3.0, 2.25), (2, 0.5, 0.25)])
+def test_layers_are_sent_while_the_next_are_computed(layers: int, seconds: float, visible: float) -> None:
     """A transfer of t seconds beside a prefill of c = 1 s and 4 layers takes max(t/4, t - c*3/4) after the prefill (C0)."""
     request = Request(0, 8, 2)
-    moves = Moves(1, Affine(0.0, seconds / 8), push=True, layers=4)
+    moves = Moves(1, Affine(0.0, seconds / 8), push=True, layers=layers)
     (transfer,) = serve([replica(), replica()], [request], moves).record.transfers
     assert transfer.ended - transfer.started == pytest.approx(visible)
     assert transfer.hidden == pytest.approx(1 - visible / seconds)
@@ -301,6 +301,13 @@ def test_a_client_that_leaves_during_the_prefill_leaves_after_its_token(push: bo
     serve([replica(), replica()], [request], Moves(1, Affine(0.25, 0.125), push))
     assert (request.finish_reason, request.num_output_tokens) == (FinishReason.CANCELLED, 1)
     assert (request.last_token_at, request.finished_at) == (1, 1)
+
+
+def test_a_client_that_leaves_frees_the_blocks_that_were_held_for_it() -> None:
+    """The decoder has no room beside the first request; the second holds 8 of the prefiller's 10 blocks from 2 s until its client leaves at 5 s."""
+    requests = [Request(0, 8, 30), Request(1, 8, 4, arrival_time=2.0, timeout=3.0), Request(2, 8, 1, arrival_time=3.0)]
+    serve([replica(num_blocks=10), replica(num_blocks=40)], requests, Moves(1, Affine(0.0, 0.0)))
+    assert [request.first_token_at for request in requests] == [1, 3, 6]
 
 
 def test_events_look_at_links_with_news_alone(monkeypatch: pytest.MonkeyPatch) -> None:
