@@ -169,7 +169,7 @@ class Cluster:
             self.engines[replica].refuse(request, FinishReason.REJECTED, now, why)
             self._schedule(replica)
             return
-        if self.transfers is not None and (route.decode != replica or route.copy is not None):
+        if self.transfers is not None:
             self.transfers.send(request, route, now)
             return
         self.engines[replica].arrive(request, now)

@@ -89,8 +89,11 @@ class ProfileCost:
         self._single_decodes: dict[int, StageTimes] = {}  # times of iterations with one decode, by its context
         self._padded = cache(partial(graphs.padded, max_batch or graphs.requests[-1])) if graphs else None
 
-    def link(self, leaves_node: bool) -> Seconds:
-        """Returns the seconds of a send from one GPU to another, by bytes. Raises ProfileError if they are not known."""
+    def link(self, leaves_node: bool, blocks: bool = False) -> Seconds:
+        """Returns the seconds of a send from one GPU to another, or with `blocks` of KV blocks, by bytes. Raises ProfileError if they are not known."""
+        if blocks and not leaves_node and (of_blocks := self.profile.links.kv_blocks):
+            self._sends |= {"kv_blocks"}
+            return of_blocks
         self._sends |= {"between_nodes" if leaves_node else "within_node"}
         if leaves_node and self.topology.network:
             return Affine(0.0, 1e-9 / self.topology.network)

@@ -19,13 +19,15 @@ class Links:
     """Seconds against bytes: tables in a file, or closed forms (`Affine`) from a program.
 
     all_reduce: measured, by number of GPUs; each GPU contributes the table's bytes.
-    within_node, between_nodes: sends from one GPU to another. delay: by which sending KV blocks within a node lengthens the iterations of the
-        sender, whose multiprocessors copy them; None: not at all. to_host, from_host: copies of a KV block between a GPU and pinned host memory.
+    within_node, between_nodes: sends from one GPU to another. kv_blocks: copies of KV blocks within a node, from the cache of one replica to
+        that of another; None: as `within_node`. delay: by which they lengthen the iterations of the sender, whose multiprocessors copy them;
+        None: not at all. to_host, from_host: copies of a KV block between a GPU and pinned host memory.
     """
 
     all_reduce: Mapping[NumGpus, ByBytes] = field(default_factory=dict)
     within_node: ByBytes | None = None
     between_nodes: ByBytes | None = None
+    kv_blocks: ByBytes | None = None
     delay: ByBytes | None = None
     to_host: ByBytes | None = None
     from_host: ByBytes | None = None

@@ -16,7 +16,7 @@ factors, of iterations with prompts and of decodes alone. Runs with hardware=FIL
     hardware     the profile; by default that of the card's kind      model  a model of the profile; default llama-3.1-8b
     output       the file; by default PROFILE-CARD, in cbatch/sim/profiles
 
-`python -m experiments.profile copies` measures copies of KV blocks between GPU and host memory in seconds, for `kv.host_tokens`.
+`python -m experiments.profile copies` measures copies of KV blocks in seconds: between GPU and host memory, for `kv.host_tokens`, and between two GPUs, for roles.
 The keys are those of `card`; without `output` the profile itself is written.
 
 `python -m experiments.profile drafts` measures decodes with drafts of n-grams, in a minute or two, for their price in simulation. The keys are those of

@@ -80,7 +80,7 @@ def profile(
 
 
 def measure_copies(report: Report, model: str = "llama-3.1-8b", hardware: str = "", output: str = "") -> Path:
-    """Measures copies of a model's KV blocks between the GPU and host memory, into a copy of its profile.
+    """Measures copies of a model's KV blocks between the GPU and host memory, and to a second GPU, into a copy of its profile.
 
     Raises ConfigError or ProfileError: a key that cannot be used.
     """
@@ -92,8 +92,10 @@ def measure_copies(report: Report, model: str = "llama-3.1-8b", hardware: str = 
     tables.put_links(content, f"{source}; commit {commit()}", links)
     path = Path(output) if output else PROFILES / f"{name}.json"
     write_text(path, profile_text(make_profile(content)))
-    for key in ("to_host", "from_host"):
-        rates = {size: size / seconds / 1e9 for size, seconds in zip(*getattr(links, key), strict=True)}
+    for key, table in (("to_host", links.to_host), ("from_host", links.from_host), ("kv_blocks", links.kv_blocks)):
+        if not isinstance(table, PiecewiseLinear):
+            continue
+        rates = {size: size / seconds / 1e9 for size, seconds in zip(*table, strict=True)}
         report(f"{key} [GB/s]: " + ", ".join(f"{size / 1e6:.1f} MB {rate:.1f}" for size, rate in rates.items()))
     report(f"written: {path}")
     return path
@@ -225,7 +227,8 @@ def _links(backend: str, spec: ModelSpec, report: Report) -> Links:
 
     report(f"links of {num_gpus} GPUs")
     try:
-        return replace(link_times(spec, num_gpus), to_host=copies.to_host, from_host=copies.from_host)
+        among = link_times(spec, num_gpus)
+        return replace(copies, all_reduce=among.all_reduce, within_node=among.within_node)
     except ConfigError as error:
         report(f"links are not measured: {error}")
         return copies

@@ -36,7 +36,7 @@ def moves_of(settings: Settings, setups: Sequence[Setup], roles: Sequence[Role])
     first: Any = setups[0]
     num_gpus = sum(setup.settings.backend.num_devices for setup in setups)
     block_size, leaves_node = first.kv.block_size, num_gpus > backend.gpus_per_node  # type: ignore[attr-defined]
-    link, delay = first.cost.link(leaves_node), first.cost.delay(leaves_node)
+    link, delay = first.cost.link(leaves_node, blocks=True), first.cost.delay(leaves_node)
     spec, transfers = settings.model, backend.transfers
     gpus = min(setup.settings.backend.gpus_per_replica for setup in setups)
     block_bytes = (spec.kv_bytes_per_token + settings.draft_kv_bytes * gpus) * block_size

@@ -56,7 +56,7 @@ def test_a_decoder_admits_ahead_of_copies_within_a_node(network: int | None) -> 
         moves_of(settings, assemble(settings).setups, [Role.PREFILL, Role.DECODE]),
     )
     assert moves is not None and (moves.ahead, moves.delay) == ((False, None) if network else (True, links.delay))
-    assert moves.link == (Affine(0.0, 1e-9 / 50) if network else links.within_node)
+    assert moves.link == (Affine(0.0, 1e-9 / 50) if network else links.kv_blocks)
 
 
 def test_prefillers_end_no_requests_and_say_what_they_computed(tmp_path: Path) -> None:

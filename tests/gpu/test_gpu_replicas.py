@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_models import LIMITS, TINY_LLAMA, TWO_GPUS, with_same_weights
+from gpu_models import LARGE, LIMITS, TINY_LLAMA, TWO_GPUS, with_same_weights
 from schedules import UnitCost
 from test_gpu_tokens import KV, POLICIES, expected_of
 from tiny_models import LONGEST_OUTPUT, greedy_references
@@ -18,6 +18,7 @@ from cbatch.model import ModelSpec
 from cbatch.runtime.gpu import build as gpu
 from cbatch.runtime.options import Options
 from cbatch.sim.interpolation import PiecewiseLinear
+from experiments.profile.copies import MOVED, block_times
 from experiments.profile.links import TOKENS, link_times
 
 pytestmark = TWO_GPUS
@@ -65,3 +66,6 @@ def test_links_are_timed() -> None:
         assert isinstance(curve, PiecewiseLinear)
         assert list(curve.sizes) == [tokens * 8192 for tokens in TOKENS]
         assert 5e-7 < curve.seconds[0] < 1e-4 and 2e-4 < curve.seconds[-1] < 1e-2
+    blocks = block_times(LARGE)
+    assert list(blocks.sizes) == [number * 128 * LARGE.kv_bytes_per_token for number in MOVED]
+    assert 1e-5 < blocks.seconds[0] < 5e-3 and blocks.sizes[-1] / blocks.seconds[-1] > 5e10

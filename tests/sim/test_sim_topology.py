@@ -90,6 +90,20 @@ def test_stages_on_different_nodes_are_linked_by_the_network() -> None:
     assert make_cost(topology).provenance()["gpus"] == 8
 
 
+def test_kv_blocks_are_copied_in_times_of_their_own() -> None:
+    """Within a node, where the profile has them: 0.2 ms and 2 GB/s; the network has one rate."""
+    links = replace(LINKS, kv_blocks=Affine(2e-4, 1 / 2e9))
+    cost, without = ProfileCost(profile(links=links), SPEC), make_cost(Topology())
+    assert cost.link(False, blocks=True).at(2e6) == pytest.approx(1.2e-3)
+    assert cost.link(False).at(2e6) == without.link(False, blocks=True).at(2e6) == pytest.approx(1e-6 + 2e-3)
+    assert cost.link(True, blocks=True).at(2e6) == pytest.approx(1e-5 + 2e-2)
+    assert {
+        "kv_blocks",
+        "within_node",
+        "between_nodes",
+    } <= cost.origins().keys() and "kv_blocks" not in without.origins()
+
+
 def outside(cost: ProfileCost, *shapes: BatchShape) -> list[int]:
     """The iterations counted as outside of what was measured, after each of the shapes."""
     return [cost.execute(shape) and cost.num_outside for shape in shapes]  # type: ignore[misc]
