@@ -66,14 +66,14 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     served, seconds, whole = run["requests"] - rejected - broken_off - cancelled, number(run["counted_seconds"]), ""
     if counted < served:
         whole = "whole run: "
-        yield "counted", f"{counted} of {served} served, {seconds} of {number(run['seconds'])} s"
+        yield "counted", f"{counted:,} of {served:,} served, {seconds} of {number(run['seconds'])} s"
     total, prefill, decode = (number(speed[f"{part}_tokens_per_second"]) for part in ("total", "prefill", "decode"))
     yield "tokens/s", f"{total}, of them {prefill} prefill and {decode} decode"
-    lost = f"{'; ' if whole else ', '}{whole}{rejected} rejected" + (f", {cancelled} cancelled" if cancelled else "")
-    lost += f", {broken_off} ended by the policy after their first tokens" if broken_off else ""
+    lost = f"{'; ' if whole else ', '}{whole}{rejected:,} rejected" + f", {cancelled:,} cancelled" * bool(cancelled)
+    lost += f", {broken_off:,} ended by the policy after their first tokens" * bool(broken_off)
     if (offered := number(run.get("offered_requests_per_second"))) != "-":
         lost += f", {offered} per second {'arrived' if summary.get('sessions') else 'offered'}"
-    yield "requests/s", f"{number(speed['requests_per_second'])}: {counted} served in {seconds} s{lost}"
+    yield "requests/s", f"{number(speed['requests_per_second'])}: {counted:,} served in {seconds} s{lost}"
     objectives = summary["about"].get("objectives", {})
     if goodput:
         attained = f"{share(goodput['attained_share'])} attain {objectives.get('', 'their objectives')}"
@@ -123,7 +123,7 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     batch = f"{number(mean['batch_requests'])} requests ({share(mean['batch_occupancy'])} of the batch)"
     tokens = f"{number(mean['batch_tokens'])} tokens ({share(mean['padding_share'])} padding)"
     each, num = f"{batch} and {tokens}", run["iterations"]
-    yield "iterations", f"{each}; {whole}{count_text(num, 'iteration')}" if whole else f"{num} of {each}"
+    yield "iterations", f"{each}; {whole}{count_text(num, 'iteration')}" if whole else f"{num:,} of {each}"
     used = f"{share(mean['kv_use_mean'])} used, at most {share(mean['kv_use_peak'])}"
     again = f"{number(run.get('recomputed_tokens'))} tokens recomputed ({share(run.get('recomputed_share'))})"
     cause = "moves or preemptions" if transfers else "preemptions"
