@@ -161,6 +161,7 @@ BROKEN = [  # text, the line that the message names (0: none), a part of the mes
     ),
     (AZURE + ROW + "2023-11-16 18:15:47,1\n", 3, f"GeneratedTokens is missing: {WHOLE}"),
     (AZURE + ROW + "2023-11-16 18:15:47,1,1,1\n", 3, "4 fields"),
+    (AZURE + ROW + "\n" + ROW, 3, "is empty"),
     (AZURE + ROW + 'x,"1,2\n', 0, "is not CSV"),
     (AZURE + ROW + ROW.replace(",", ";"), 3, "has fields separated by ';'; separate them by commas"),
     (AZURE.replace(",", ";") + ROW, 1, "has fields separated by ';'; separate them by commas"),

@@ -70,12 +70,12 @@ class Table:
         known = [time for time in times if time is not None]
         return np.array([(time - known[0]) // timedelta(microseconds=1) for time in known]) / 1e6
 
-    def refuse(self, bad: Any, name: str, problem: str) -> None:
+    def refuse(self, bad: Any, name: str, problem: str, remedy: str = "correct or remove the line") -> None:
         """Raises WorkloadError for the first bad row, if any. bad: [rows]. name: the column to quote."""
         if (rows := np.flatnonzero(bad)).size:
             value = self.columns[name][rows[0]]
             stated = f"{name} is missing" if value is None else f"{name}={shorten(repr(value))}"
-            raise at_line(self.path, self.lines[rows[0]], f"{stated}: {problem}; correct or remove the line")
+            raise at_line(self.path, self.lines[rows[0]], f"{stated}: {problem}; {remedy}")
 
 
 def as_number(value: object) -> float:
@@ -109,6 +109,8 @@ def parse_table(path: str, text: str, at_most: int | None = None) -> Table:
     except csv.Error as error:
         raise WorkloadError(f"{path}: is not CSV ({error}); give a CSV or JSON-lines file") from None
     for line, row in enumerate([header, *rows], 1):
+        if not row:
+            raise at_line(path, line, "is empty; remove it")
         if len(row) > len(header):
             problem = f"has {len(row)} fields under a header of {len(header)}"
             raise at_line(path, line, f"{problem}; correct or remove the line")

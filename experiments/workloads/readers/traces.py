@@ -147,7 +147,7 @@ def _arrivals(table: Table, known: TraceColumns) -> Column:
         seconds = table.times(known.arrival)
     else:
         seconds = table.since_first(known.arrival) / known.per_second
-    table.refuse(np.diff(seconds, prepend=0.0) < 0, known.arrival, "the time goes backwards; sort the rows by time")
+    table.refuse(np.diff(seconds, prepend=0.0) < 0, known.arrival, "the time goes backwards", "sort the rows by time")
     return seconds
 
 
