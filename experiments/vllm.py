@@ -1,7 +1,8 @@
 """The scheduler for `vllm serve MODEL --scheduler-cls experiments.vllm.PolicyScheduler`: vLLM's scheduler with a policy.
 
 The CBATCH variable describes the policy by command-line overrides: CBATCH="policy=sarathi_serve chunk=512". With model=NAME (and
-hardware=NAME) the policy's predictions come from that model's profile. conf/vllm.yaml lists the keys.
+hardware=NAME) the policy's predictions come from that model's profile, and with --config-dir=FOLDER settings are there, as for
+experiments.run. conf/vllm.yaml lists the keys.
 
     python -m experiments.vllm                                       checks the variable, without vLLM
     python -m experiments.vllm "policy=sarathi_serve chunk=512"      checks this text
@@ -30,11 +31,11 @@ from cbatch.validation import Switch, nearest, read
 from cbatch.vllm import Adapter
 from cbatch.vllm.settings import Mode
 from experiments.check.scenario import EVEN_COST, Arrival, Ending, PolicyHistory, Scenario, play
-from experiments.settings.command_line import run
+from experiments.settings.command_line import HELP, run
 from experiments.settings.compose import compose
 from experiments.settings.error_lines import one_line
 from experiments.settings.hardware import cost_model, profile_of_gpu
-from experiments.settings.overrides import check_given_once, log_unused, values_by_key
+from experiments.settings.overrides import check_given_once, log_unused, values_by_key, with_search_path
 from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.store.decisions_file import DecisionsWriter
 from experiments.store.run_folder import CONFIG, DECISIONS
@@ -87,7 +88,7 @@ def variable() -> Iterator[list[str]]:
     """Yields the overrides in CBATCH. A user's error becomes one line that begins with CBATCH and its value."""
     value = os.environ.get(VARIABLE, "")
     try:
-        overrides = shlex.split(value)
+        overrides = with_search_path(shlex.split(value))
     except ValueError as error:
         raise ConfigError(f"{VARIABLE}={value}: {error}; close it") from None
     try:
@@ -96,7 +97,7 @@ def variable() -> Iterator[list[str]]:
         message = one_line(error)
         if message is None:
             raise
-        raise ConfigError(f"{VARIABLE}={shlex.join(overrides)!r}: {message}") from None
+        raise ConfigError(f"{VARIABLE}={value!r}: {message}") from None
 
 
 def make_adapter(
@@ -166,7 +167,7 @@ def _compose(
             raise ConfigError(f"{key}: has no effect here, as vLLM measures; leave it out")
         if key in VllmKeys.__dataclass_fields__:
             raise ConfigError(f"{key}: no such key; did you mean vllm.{key}?")
-        if (first := key.partition(".")[0].partition("@")[0]) not in _KEYS:
+        if (first := key.partition(".")[0].partition("@")[0]) not in _KEYS and key != "hydra.searchpath":
             raise ConfigError(f"{key}: is decided by vLLM, or unknown; {nearest(first, _KEYS)}")
     composed = compose(*overrides, name="vllm")
     config = dict(composed.keys)
@@ -191,9 +192,7 @@ def _recorder(folder: Path, composed: Composed) -> DecisionsWriter:
     return DecisionsWriter(folder / DECISIONS, [text for text in composed.overrides if not text.startswith("vllm.")])
 
 
-def _check(*texts: str) -> None:
-    if texts:
-        os.environ[VARIABLE] = texts[0] if len(texts) == 1 else shlex.join(texts)
+def _check() -> None:
     with variable() as overrides:
         adapter, policy = make_adapter(overrides, records=False), _compose(overrides)[2].policy
         trial = _trial(policy)
@@ -204,4 +203,7 @@ def _check(*texts: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(_check, sys.argv[1:], lambda: str(__doc__), bare=True))
+    given = sys.argv[1:]
+    if given and not HELP & {*given}:
+        os.environ[VARIABLE], given = given[0] if len(given) == 1 else shlex.join(given), []
+    sys.exit(run(_check, given, lambda: str(__doc__), bare=True))

@@ -92,10 +92,16 @@ def test_every_command_tells_its_usage(module: str, tmp_path: Path) -> None:
 def test_the_variable_for_vllm_is_checked_without_vllm_and_records_nothing(tmp_path: Path) -> None:
     own = "class Own(Orca):\n    def __init__(self, budget=1):\n        self.kept = budget\n"
     (tmp_path / "own.py").write_text(f"from policies.orca import Orca\n{own}")
-    for policy, said in (("orca", "orca, batch=4"), ("own.Own +policy.budget=2048", "Own(budget=2048), batch=4")):
-        given = command("vllm", f"policy={policy} batch=4 vllm.record=kept", cwd=tmp_path)
+    (tmp_path / "conf" / "policy").mkdir(parents=True)
+    (tmp_path / "conf" / "policy" / "named.yaml").write_text("_target_: own.Own\nbudget: ${chunk}\n")
+    for policy, said in (
+        ("policy=orca", "orca, batch=4"),
+        ("policy=own.Own +policy.budget=2048", "Own(budget=2048), batch=4"),
+        ("--config-dir=conf policy=named chunk=512", "Own(budget=512), batch=4"),
+    ):
+        given = command("vllm", f"{policy} batch=4 vllm.record=kept", cwd=tmp_path)
         assert given.returncode == 0 and said in given.stdout
-    assert {path.name for path in tmp_path.iterdir()} <= {"own.py", "__pycache__"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"own.py", "conf", "__pycache__"}
 
 
 def test_the_list_of_commands_and_the_version(
