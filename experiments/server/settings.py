@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from cbatch import ConfigError
+from cbatch import SLO, ConfigError
+from cbatch.request_spec import NO_SLO
 from cbatch.validation import Give, check, not_negative, positive, read, whole
 from experiments.keys import key_of
 from experiments.settings.batch import is_auto
@@ -32,6 +33,7 @@ class Live(SamplingKeys):
     """The workload of a server: its clients' requests. The keys are defaults for fields that a request omits."""
 
     requests: ClassVar[tuple[()]] = ()  # no request is known in advance
+    slo: SLO = NO_SLO
 
     def __post_init__(self) -> None:
         check(self, "workload.")

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from cbatch.request_spec import NO_SLO
+from cbatch import SLO
 from experiments.server.bodies import ChatBody, CompletionBody
 from experiments.server.words import Words
 
-DEFAULTS = {"temperature": 0.5, "top_k": 3, "top_p": 0.9}
+DEFAULTS = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "slo": SLO(ttft=0.5)}
 LIMITS: list[tuple[str, list[Any], list[Any]]] = [
     ("max_tokens", [1, 2**31 - 1], [0, 2**31, 1.5, "1", True]),
     ("temperature", [0, 0.0, 3.5], [-0.1, "1", True]),
@@ -48,7 +48,7 @@ def test_numbers_are_finite(text: str) -> None:
 def test_what_a_body_leaves_out_is_as_in_the_settings() -> None:
     for body in (read(), read(temperature=None, top_k=None, top_p=None, stop=None, n=None)):
         assert (body.temperature, body.top_k, body.top_p, body.stop, body.n) == (0.5, 3, 0.9, [], 1)
-        assert (body.priority, body.slo, body.stream, body.ignore_eos) == (0, NO_SLO, False, False)
+        assert (body.priority, body.slo, body.stream, body.ignore_eos) == (0, SLO(ttft=0.5), False, False)
         assert not body.stream_options.include_usage and not body.stream_options.continuous_usage_stats
 
 
