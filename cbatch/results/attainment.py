@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.request_spec import NO_SLO, SLO
-from cbatch.results.metrics import Entry, Floats, Objectives, Served, Window, mean
+from cbatch.results.metrics import Entry, Floats, Served, Window, mean
 
-OBJECTIVES = {"ttft": "TTFT", "tbt": "every gap", "tpot": "TPOT", "total": "end to end", "end_to_end": "end to end"}
-"""Fields of `SLO` and of `Objectives` in words."""
+OBJECTIVES = {"ttft": "TTFT", "tbt": "every gap", "tpot": "TPOT", "total": "end to end"}
+"""Fields of `SLO` in words."""
 
 _ALWAYS = Window(-np.inf, np.inf)
 
@@ -43,13 +43,13 @@ def attainment(requests: Collection[Entry], served: Served, window: Window) -> d
     requests = [request for request in requests if request.slo != NO_SLO]
     if not requests:
         return {}
-    attained = judge(requests, served, window, Objectives())
+    attained = judge(requests, served, window)
     tiers = np.array([request.tier or "" for request in requests])
     by_tier = {str(tier): _shares(attained.of(tiers == tier)) for tier in np.unique(tiers[tiers != ""])}
     return {**_shares(attained), "tiers": by_tier}
 
 
-def stated_objectives(requests: Iterable[Entry], others: Objectives) -> dict[str, str]:
+def stated_objectives(requests: Iterable[Entry], others: SLO) -> dict[str, str]:
     """Returns the objectives that all requests of a tier share, as in `TTFT 0.5 s, every gap 0.05 s`, by tier; under "" those of all requests.
 
     others: default objectives of requests that carry none. Requests that then have none do not count.
@@ -64,7 +64,7 @@ def stated_objectives(requests: Iterable[Entry], others: Objectives) -> dict[str
 
 
 def goodput(
-    requests: Collection[Entry], served: Served, window: Window, objectives: Objectives, seconds: float
+    requests: Collection[Entry], served: Served, window: Window, objectives: SLO, seconds: float
 ) -> dict[str, float]:
     """Returns the requests that attain their objectives, per second and as a share; empty without objectives.
 
@@ -73,7 +73,7 @@ def goodput(
         objectives: default objectives of requests that carry none.
         seconds: duration of the measured part of the run.
     """
-    requests = [request for request in requests if objectives != Objectives() or request.slo != NO_SLO]
+    requests = [request for request in requests if {objectives, request.slo} != {NO_SLO}]
     if not requests:
         return {}
     judged = judge(requests, served, window, objectives)
@@ -81,12 +81,7 @@ def goodput(
     return {"requests_per_second": float(attained.sum()) / (seconds or float("nan")), "attained_share": mean(attained)}
 
 
-def judge(
-    requests: Collection[Entry],
-    served: Served,
-    window: Window = _ALWAYS,
-    others: Objectives = Objectives(),  # noqa: B008
-) -> Attained:
+def judge(requests: Collection[Entry], served: Served, window: Window = _ALWAYS, others: SLO = NO_SLO) -> Attained:
     """Returns which objectives requests met, in the order of `SLO`. Requests outside `served` met none.
 
     others: default objectives of requests that carry none.
@@ -96,8 +91,7 @@ def judge(
     ends = [np.inf if request.finished_at is None else request.finished_at for request in requests]
     gaps = np.nan_to_num(served.longest_gap), np.nan_to_num(served.tpot)
     measured = np.stack([served.ttft, gaps[0], served.end_to_end, gaps[1]])  # [objectives, served]
-    default = (others.ttft, None, others.end_to_end, others.tpot)
-    stated = [default if request.slo == NO_SLO else astuple(request.slo) for request in requests]
+    stated = [astuple(others if request.slo == NO_SLO else request.slo) for request in requests]
     limits = np.array([[limit or np.inf for limit in column] for column in zip(*stated, strict=True)])
     met = (index >= 0) & (np.pad(measured, ((0, 0), (0, 1)))[:, index] <= limits)
     return Attained(met, limits, window.holds(np.array(ends)))

@@ -8,7 +8,7 @@ docs/metrics.md defines the metrics, with a picture. This module does not know w
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from cbatch.record import RunRecord, StepRecord
 from cbatch.request import SERVED, FinishReason, Request
 from cbatch.request_spec import SLO
-from cbatch.validation import positive
 
 Floats = NDArray[np.float64]
 Figures = dict[str, float | dict[str, float]]
@@ -29,8 +28,6 @@ SUMMARIZED = (
     *("num_drafted", "num_drafts", "num_accepted", "most_drafts"),
 )
 """Fields of `StepRecord` that a summary reads."""
-
-Limit = Annotated[float, positive("seconds; null sets none")]
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -78,15 +75,6 @@ class Window:
 
     def holds(self, times: Floats) -> NDArray[np.bool_]:
         return (times > self.start) & (times <= self.end)
-
-
-@dataclass(frozen=True, slots=True)
-class Objectives:
-    """Service-level objectives in seconds; None: not set. Attainment requires meeting all of them (DistServe, OSDI 24)."""
-
-    ttft: Limit | None = None
-    tpot: Limit | None = None
-    end_to_end: Limit | None = None
 
 
 @dataclass(frozen=True, eq=False)

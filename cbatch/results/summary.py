@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from cbatch.record import RunRecord
 from cbatch.request import FinishReason
+from cbatch.request_spec import NO_SLO, SLO
 from cbatch.results import metrics
 from cbatch.results.attainment import attainment, goodput
 from cbatch.results.gathered import Gathered
-from cbatch.results.metrics import Entry, Figures, Floats, Objectives, Served, StepColumns, Window, statistics
+from cbatch.results.metrics import Entry, Figures, Floats, Served, StepColumns, Window, statistics
 from cbatch.results.replicas import balance, cost, most_paid, paid_shares, transfers_of
 from cbatch.results.service import fairness, service_of
 from cbatch.results.sessions import session_figures
@@ -29,7 +30,7 @@ def summarize(
     overshoot_tokens: int = 0,
     warmup_requests: int = 0,
     drain_requests: int = 0,
-    objectives: Objectives = Objectives(),  # noqa: B008 - frozen
+    objectives: SLO = NO_SLO,
     client_weights: Mapping[str, float] | None = None,
     num_evicted_blocks: int | None = None,
     host: Mapping[str, float] | None = None,

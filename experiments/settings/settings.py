@@ -18,7 +18,7 @@ from cbatch.cluster import Autoscaler
 from cbatch.drafts import Drafter, NoDrafter
 from cbatch.errors import ProfileError
 from cbatch.model.checkpoint import spec_from_checkpoint
-from cbatch.results.metrics import Objectives
+from cbatch.request_spec import SLO
 from cbatch.stall import Patience
 from cbatch.validation import Give, Switch, check_known, not_negative, positive, read, whole
 from experiments.progress import Setting
@@ -67,7 +67,7 @@ class Metrics:
 
     warmup_requests: Count
     drain_requests: Count
-    objectives: Objectives
+    objectives: SLO
     client_weights: dict[str, Weight] | None = None
 
 

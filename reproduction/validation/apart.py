@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
+from cbatch import SLO
 from cbatch.cluster import LeastLoaded, ReplicatedServer
 from cbatch.record import RunRecord
-from cbatch.results.metrics import Objectives
 from cbatch.results.summary import summarize
 from cbatch.sim import Profile, load_profile
 from cbatch.sim.profile import Card
@@ -42,7 +42,7 @@ from reproduction.validation.stored import served_before
 LOADS = {"azure_conv_lengths": (12, 24, 36), "azure_code_lengths": (6, 12, 18)}
 """Requests per second, by workload."""
 
-OBJECTIVES = {"strict": Objectives(ttft=0.2, tpot=0.008), "relaxed": Objectives(ttft=0.5, tpot=0.02)}
+OBJECTIVES = {"strict": SLO(ttft=0.2, tpot=0.008), "relaxed": SLO(ttft=0.5, tpot=0.02)}
 LAYOUTS = "both", "pull", "push"
 AT_SPEED = "at the cards' speed"
 LONGEST = "workload=closed workload.num_requests=1 workload.length=8192"

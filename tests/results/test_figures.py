@@ -9,7 +9,7 @@ import pytest
 from hand_made import end, make_record, make_summary
 
 from cbatch import SLO, Request, RunRecord, StepRecord
-from cbatch.results.metrics import Objectives, Served, collect_served, step_columns
+from cbatch.results.metrics import Served, collect_served, step_columns
 from cbatch.results.summary import summarize
 
 RANKS = ("mean", "p50", "p90", "p95", "p99")
@@ -129,7 +129,7 @@ def test_tokens_of_a_request_that_is_rejected_later_count_nowhere() -> None:
 def test_a_run_that_rejects_everything_has_no_latencies() -> None:
     record = make_record()
     record.requests, record.steps, record.receivers = record.requests[:1], [], []
-    summary = make_summary(record, warmup_requests=1, objectives=Objectives(ttft=1.0))
+    summary = make_summary(record, warmup_requests=1, objectives=SLO(ttft=1.0))
     assert (summary["run"]["rejected_requests"], summary["run"]["seconds"]) == (1, 0.0)
     assert all(math.isnan(value) for value in (*summary["ttft_seconds"].values(), *summary["iterations"].values()))
     assert summary["goodput"]["attained_share"] == 0.0
@@ -161,6 +161,6 @@ def test_columns_of_iterations_are_all_but_the_note() -> None:
 
 def test_goodput_leaves_out_a_request_rejected_during_warm_up() -> None:
     """The window begins when the first request, number 0, has ended, at 8 s: 3 ended with it, 2 was rejected before."""
-    options: dict[str, Any] = {"warmup_requests": 1, "objectives": Objectives(ttft=9.5)}
+    options: dict[str, Any] = {"warmup_requests": 1, "objectives": SLO(ttft=9.5)}
     found = make_summary(make_record(slo=SLO()), **options)["goodput"]
     assert found == {"requests_per_second": 1 / 4, "attained_share": 1.0}

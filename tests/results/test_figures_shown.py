@@ -13,7 +13,7 @@ from test_figures import FIGURES
 
 from cbatch import SLO, ConfigError, FinishReason, Request
 from cbatch.record import Life
-from cbatch.results.metrics import Objectives, collect_served
+from cbatch.results.metrics import collect_served
 from cbatch.results.service import service_of
 from experiments.api import simulate
 from experiments.report import text as texts
@@ -133,7 +133,7 @@ def test_a_percentile_of_requests_is_printed_if_one_of_them_lies_beyond(number: 
 
 
 def test_the_printed_report_shows_each_figure_under_its_name() -> None:
-    summary = _of_many(make_summary(make_record(), objectives=Objectives(ttft=2.75)))
+    summary = _of_many(make_summary(make_record(), objectives=SLO(ttft=2.75)))
     assert run_text(summary) == REPORT
     named = {"about": summary["about"] | {"objectives": {"": "TTFT 2 s", "gold": "TTFT 1 s"}}}
     assert "attain TTFT 2 s\n" in (text := run_text(summary | named))

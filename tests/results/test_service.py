@@ -13,7 +13,7 @@ from places import published
 
 from cbatch import SLO, FinishReason, Request, RunRecord
 from cbatch.results.attainment import attainment, goodput, stated_objectives
-from cbatch.results.metrics import Objectives, Window, collect_served
+from cbatch.results.metrics import Window, collect_served
 from cbatch.results.service import Service, fairness, max_min_shares, measure_windows, service_of
 from experiments.report.text import run_text
 from experiments.workloads.readers.table import parse_table, read_text
@@ -218,33 +218,33 @@ NEVER = dict.fromkeys(("r1", "r2", "r3"), SLO(ttft=0.1))
         ({"tpot": 5.0 / 2 - 0.01}, NEVER, 0),
         ({"ttft": 2.75}, {}, 2 / 5),  # 0, exactly, and 3
         ({"tpot": 1.0}, {}, 2 / 5),  # 1 and 3, whose single token cannot come late
-        ({"end_to_end": 7.75}, {}, 2 / 5),  # 0 and 3
-        ({"ttft": 9.5, "tpot": 1.0, "end_to_end": 10.5}, {}, 2 / 5),  # 1 and 3
-        ({"ttft": 9.5, "tpot": 2.5, "end_to_end": 10.5}, {}, 3 / 5),
+        ({"total": 7.75}, {}, 2 / 5),  # 0 and 3
+        ({"ttft": 9.5, "tpot": 1.0, "total": 10.5}, {}, 2 / 5),  # 1 and 3
+        ({"ttft": 9.5, "tpot": 2.5, "total": 10.5}, {}, 3 / 5),
     ],
 )
 def test_goodput_counts_objectives_as_attainment_does(run: dict[str, float], own: dict[str, SLO], share: float) -> None:
     """Over 4 seconds."""
     record = make_record()
     asked = asked_of(record, **{name: (None, slo) for name, slo in own.items()})
-    found = goodput(asked, collect_served(record), ALWAYS, Objectives(**run), 4.0)
+    found = goodput(asked, collect_served(record), ALWAYS, SLO(**run), 4.0)
     assert found["attained_share"] == share
     if not run:
         assert found["requests_per_second"] == share * len(own) / 4
         assert shares(**{name: (None, slo) for name, slo in own.items()})["share"] == share
-    assert goodput(asked_of(record), collect_served(record), ALWAYS, Objectives(), 4.0) == {}
+    assert goodput(asked_of(record), collect_served(record), ALWAYS, SLO(), 4.0) == {}
 
 
 def test_objectives_are_named_where_all_requests_share_them() -> None:
     """Each tier has its own; requests without objectives have those of the run, or do not count."""
-    fast, slow, run = SLO(ttft=0.5, tbt=0.05), SLO(total=20.0), Objectives(ttft=2.0, tpot=0.1)
+    fast, slow, run = SLO(ttft=0.5, tbt=0.05), SLO(total=20.0), SLO(ttft=2.0, tpot=0.1)
     gold = asked_of(make_record(), r0=("gold", fast), r1=("gold", fast))
-    assert stated_objectives(gold, Objectives()) == dict.fromkeys(("", "gold"), "TTFT 0.5 s, every gap 0.05 s")
+    assert stated_objectives(gold, SLO()) == dict.fromkeys(("", "gold"), "TTFT 0.5 s, every gap 0.05 s")
     assert stated_objectives(gold, run) == {"gold": "TTFT 0.5 s, every gap 0.05 s"}
     both = asked_of(make_record(), r0=("gold", fast), r1=("free", slow), r2=("free", fast))
-    assert stated_objectives(both, Objectives()) == {"gold": "TTFT 0.5 s, every gap 0.05 s"}
+    assert stated_objectives(both, SLO()) == {"gold": "TTFT 0.5 s, every gap 0.05 s"}
     assert stated_objectives(asked_of(make_record()), run) == {"": "TTFT 2 s, TPOT 0.1 s"}
-    assert stated_objectives(asked_of(make_record()), Objectives()) == {}
+    assert stated_objectives(asked_of(make_record()), SLO()) == {}
 
 
 def test_requests_count_by_when_they_ended() -> None:

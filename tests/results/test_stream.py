@@ -16,12 +16,12 @@ from in_process import Outcome, outcome
 from small_cluster import make_cost
 from test_leaps import Choosy, draw_requests
 
-from cbatch import ConfigError, Limits, Policy, Request, RequestSpec, RunRecord, Server
+from cbatch import SLO, ConfigError, Limits, Policy, Request, RequestSpec, RunRecord, Server
 from cbatch.arrivals import Streamed
 from cbatch.kv import KVSize
 from cbatch.model.topology import Topology
 from cbatch.results.gathered import Gathered
-from cbatch.results.metrics import Objectives, Served, collect_served, counted_statistics, statistics
+from cbatch.results.metrics import Served, collect_served, counted_statistics, statistics
 from cbatch.results.summary import summarize
 from cbatch.sim.executor import SimExecutor
 from experiments import run
@@ -73,7 +73,7 @@ def test_a_stream_gives_the_tables_and_figures_of_a_run(policy: Policy, asynchro
         for name in ("steps.csv", "requests.csv"):
             assert (tmp_path / "streamed" / name).read_bytes() == (tmp_path / name).read_bytes(), f"workload {seed}"
         for some in ({}, {"warmup_requests": 1, "drain_requests": 1}):
-            options: dict[str, Any] = {"num_blocks": 40, "max_batch": 4, "objectives": Objectives(ttft=0.05), **some}
+            options: dict[str, Any] = {"num_blocks": 40, "max_batch": 4, "objectives": SLO(ttft=0.05), **some}
             whole, found = summarize(record, **options), summarize(run_of_pieces, **options)
             mean = found["tbt_seconds"].pop("mean")
             assert mean == pytest.approx(whole["tbt_seconds"].pop("mean"), rel=1e-12, nan_ok=True)

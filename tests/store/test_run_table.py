@@ -10,7 +10,6 @@ import pytest
 from hand_made import ABOUT, make_record, make_summary, write_run
 
 from cbatch import SLO
-from cbatch.results.metrics import Objectives
 from experiments import plot
 from experiments.compare import read_replications, report
 from experiments.plots import curves, latency_cdf
@@ -45,7 +44,7 @@ def runs(*summaries: dict[str, Any]) -> pd.DataFrame:
 def summary(policy: str = "a", slo: SLO | None = None, **figures: dict[str, Any]) -> dict[str, Any]:
     """Makes a summary. figures: by group, in place of the run's own."""
     record = make_record() if slo is None else make_record(slo=slo)
-    made = make_summary(record, {"policy": policy}, objectives=Objectives(ttft=2.75) if slo is None else Objectives())
+    made = make_summary(record, {"policy": policy}, objectives=SLO(ttft=2.75) if slo is None else SLO())
     return {**made, **{group: {**made.get(group, {}), **values} for group, values in figures.items()}}
 
 

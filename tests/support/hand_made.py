@@ -19,7 +19,7 @@ import yaml
 from cbatch import SLO, FinishReason, Request, RunRecord, StepRecord
 from cbatch.executor import CopyTimes
 from cbatch.request import Status
-from cbatch.results.metrics import Objectives, collect_served
+from cbatch.results.metrics import collect_served
 from cbatch.results.summary import summarize
 from experiments.report.headings import flat
 from experiments.store.csv_tables import RunTables, extra_names
@@ -122,7 +122,7 @@ def write_run(
     record = make_record(copies=copies)
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings), sort_keys=False))
-    summary = make_summary(record, about, settings, objectives=Objectives(ttft=2.75))
+    summary = make_summary(record, about, settings, objectives=SLO(ttft=2.75))
     if speed is not None:
         summary["throughput"]["total_tokens_per_second"] = speed
     for group, values in figures.items():
