@@ -7,7 +7,6 @@ text       | Hel | lo |          | 🎉       |      | (the stop string has ende
 """
 
 from collections.abc import Callable, Collection, Sequence
-from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
@@ -57,11 +56,17 @@ def up_to_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 def ends_text(vocabulary: Vocabulary) -> Callable[[Request, int], bool]:
     """Returns a new `State.ends_text` for the engines of a run, which may hand requests over to each other after any token."""
-    output = cache(lambda request: OutputText(vocabulary, request.stop_strings))
+    outputs = dict[
+        Request, OutputText
+    ]()  # of requests that had not ended at the latest new one; engines may be threads
 
     def ends(request: Request, token: int) -> bool:
-        output(request).push(token)
-        return output(request).is_stopped
+        if (output := outputs.get(request)) is None:
+            for ended in [each for each in [*outputs] if each.finished_at is not None]:
+                outputs.pop(ended, None)
+            output = outputs[request] = OutputText(vocabulary, request.stop_strings)
+        output.push(token)
+        return output.is_stopped
 
     return ends
 

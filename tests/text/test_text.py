@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
+from weakref import ref
 
 import pytest
 from tiny_models import LLAMA
@@ -207,3 +208,14 @@ def test_the_token_that_completes_a_stop_string_ends_its_request(vocabulary: Voc
     ended = [(ends(stopped, token), ends(other, token)) for token in tokens]
     first = next(end for end in range(len(tokens)) if "lake" in vocabulary.decode(tokens[: end + 1]))
     assert ended[:first] == [(False, False)] * first and ended[first] == (True, False)
+
+
+def test_nothing_is_kept_of_the_text_of_requests_that_have_ended(vocabulary: Vocabulary) -> None:
+    """Else the stop strings of all requests of a server stay in memory: up to 0.7 MB each."""
+    ends, (token, *_) = ends_text(vocabulary), vocabulary.encode("a lake")[1:]
+    first, second = (Request.from_spec(RequestSpec(id_, 1, 9, stop_strings=("zz",))) for id_ in range(2))
+    ends(first, token)
+    first.finished_at, known = 1.0, ref(first)
+    del first
+    ends(second, token)
+    assert known() is None
