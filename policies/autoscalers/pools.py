@@ -1,7 +1,7 @@
 """What autoscalers read of the pools of a cluster."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cbatch import ConfigError
 from cbatch.cluster import ClusterView, Phase, ReplicaView, Role
@@ -18,9 +18,9 @@ def pools_of(view: ClusterView) -> dict[str, list[ReplicaView]]:
     return pools
 
 
-def count(replicas: Sequence[ReplicaView], *phases: Phase) -> int:
-    """Returns the number of replicas in these phases."""
-    return sum(replica.phase in phases for replica in replicas)
+def present_in(pools: Mapping[str, Sequence[ReplicaView]]) -> dict[str, int]:
+    """Returns the number of replicas of each pool that are ready or start."""
+    return {pool: sum(each.phase in (Phase.STARTING, Phase.READY) for each in pools[pool]) for pool in pools}
 
 
 def price_of(replicas: Sequence[ReplicaView]) -> float:
@@ -28,43 +28,35 @@ def price_of(replicas: Sequence[ReplicaView]) -> float:
     return DEFAULT_PRICE if replicas[0].price is None else replicas[0].price
 
 
-class Peaks:
-    """The largest share of KV blocks in use and the longest queue of each replica in a window, as sampled at each call."""
+class Saturation:
+    """What both versions of llm-d's workload variant autoscaler share: their limits of a saturated replica, when they decide, and signals.
 
-    def __init__(self, window: float) -> None:
-        """window: seconds; 0: the present values."""
-        self._window = window
+    Signals are the largest share of KV blocks in use and the longest queue of a replica in a window, as sampled at each call.
+    """
+
+    def __init__(self, kv: float, queue: float, every: float, window: float) -> None:
+        """every, window: seconds between decisions, and of the signals; a window of 0: the present values."""
+        if min(kv, queue, every) <= 0 or window < 0:
+            raise ConfigError(f"autoscale: need {kv=}, {queue=}, {every=} above 0 and {window=} not below")
+        self.kv, self.queue, self.every, self.window = kv, queue, every, window
+        self._next, self._wanted = every, dict[str, int]()
         self._samples: dict[int, deque[tuple[float, float, int]]] = {}
 
     def sample(self, view: ClusterView) -> dict[int, tuple[float, int]]:
-        """Returns the KV share and the waiting requests of each ready replica, by its index."""
+        """Returns the KV share and the waiting requests of each ready replica, by its index.
+
+        Raises ConfigError for roles: a replica more of one does not relieve the other.
+        """
+        if any(replica.role is not Role.BOTH for replica in view):
+            problem = f"{type(self).__name__} does not tell replicas that prefill from those that decode"
+            raise ConfigError(f"autoscale: {problem}; give arrivals(capacity=...), fixed(...) or one of yours")
         for index, replica in enumerate(view):
             if replica.phase is not Phase.READY:
                 self._samples.pop(index, None)
                 continue
             samples = self._samples.setdefault(index, deque())
             samples.append((view.now, replica.kv_use, replica.num_waiting))
-            while samples[0][0] < view.now - self._window:
+            while samples[0][0] < view.now - self.window:
                 samples.popleft()
-        return {
-            index: (max(share for _, share, _ in samples), max(waiting for *_, waiting in samples))
-            for index, samples in self._samples.items()
-        }
-
-
-class Saturation:
-    """What both versions of llm-d's workload variant autoscaler share: their limits of a saturated replica, and when they decide."""
-
-    def __init__(self, kv: float, queue: float, every: float, window: float) -> None:
-        """every, window: seconds between decisions, and of the signals."""
-        if min(kv, queue, every) <= 0 or window < 0:
-            raise ConfigError(f"autoscale: need {kv=}, {queue=}, {every=} above 0 and {window=} not below")
-        self.kv, self.queue, self.every = kv, queue, every
-        self._peaks, self._next, self._wanted = Peaks(window), every, dict[str, int]()
-
-    def sample(self, view: ClusterView) -> dict[int, tuple[float, int]]:
-        """See `Peaks`. Raises ConfigError for roles: a replica more of one does not relieve the other."""
-        if any(replica.role is not Role.BOTH for replica in view):
-            problem = f"{type(self).__name__} does not tell replicas that prefill from those that decode"
-            raise ConfigError(f"autoscale: {problem}; give arrivals(capacity=...), fixed(...) or one of yours")
-        return self._peaks.sample(view)
+        columns = {index: [*zip(*samples, strict=True)] for index, samples in self._samples.items()}
+        return {index: (max(shares), max(waiting)) for index, (_, shares, waiting) in columns.items()}

@@ -13,8 +13,8 @@ Difference: a pool that has all its replicas, or the fewest, is passed over.
 from statistics import fmean
 
 from cbatch import ConfigError
-from cbatch.cluster import ClusterView, Phase
-from policies.autoscalers.pools import Saturation, count, pools_of, price_of
+from cbatch.cluster import ClusterView
+from policies.autoscalers.pools import Saturation, pools_of, present_in, price_of
 
 
 class WVAv1(Saturation):
@@ -35,7 +35,7 @@ class WVAv1(Saturation):
 
     def wanted(self, view: ClusterView) -> dict[str, int]:
         signals, pools = self.sample(view), pools_of(view)
-        present = {pool: count(replicas, Phase.STARTING, Phase.READY) for pool, replicas in pools.items()}
+        present = present_in(pools)
         self._wanted = self._wanted or dict.fromkeys(pools, view.least)
         if view.now < self._next or present != self._wanted or len(signals) != sum(present.values()):
             return self._wanted

@@ -21,7 +21,7 @@ from statistics import fmean, median
 
 from cbatch import ConfigError
 from cbatch.cluster import ClusterView, Phase, ReplicaView
-from policies.autoscalers.pools import Saturation, count, pools_of, price_of
+from policies.autoscalers.pools import Saturation, pools_of, present_in, price_of
 
 
 class WVAv2(Saturation):
@@ -59,7 +59,7 @@ class WVAv2(Saturation):
             ]:
                 self._capacity[pool] = median(own)
         required, spare = self.balance(view, sum(used + queue * lengths[0] for used, queue in loads.values()))
-        self._wanted = {pool: count(replicas, Phase.STARTING, Phase.READY) for pool, replicas in pools.items()}
+        self._wanted = present_in(pools)
         if required:
             self._grow(required, pools)
         else:
