@@ -10,40 +10,47 @@ from cbatch.results.metrics import Entry, Floats, Served
 
 
 class Waits(NamedTuple):
-    """Seconds at which requests arrived, were admitted and got their first token, [requests] each; for requests that never got so far, their end."""
+    """Seconds at which requests begin and stop to wait: for admission, the prompt's iterations and a decoder, [requests] each."""
 
-    arrival: Floats
-    admitted: Floats
-    first_token: Floats
+    begin: Floats
+    end: Floats
 
     @classmethod
     def of(cls, ended: Collection[Entry], served: Served) -> Self:
-        """Returns the waits of all requests. A rejected or cancelled one with tokens counts as if it had the first at its admission."""
+        """Returns the waits of all requests: until the second token, or the only one. A rejected or cancelled one that has tokens
+        waits until its admission, others until they leave."""
         unserved = [request for request in ended if request.finish_reason not in SERVED]
         arrival = np.array([request.arrival_time for request in unserved])
-        left = np.maximum([request.finished_at or 0.0 for request in unserved], arrival)
-        admitted = np.array([np.nan if (at := request.admitted_at) is None else at for request in unserved])
-        admitted = np.where(np.isnan(admitted), left, admitted)
-        first = np.where([request.num_output_tokens > 0 for request in unserved], admitted, left)
-        pairs = (served.arrival, arrival), (served.admitted, admitted), (served.first_token, first)
-        return cls(*map(np.concatenate, pairs))
+        left = [request.admitted_at if request.num_output_tokens else request.finished_at for request in unserved]
+        end = np.where(np.isnan(served.second_token), served.first_token, served.second_token)
+        return cls(
+            np.concatenate([served.arrival, arrival]), np.concatenate([end, np.maximum(np.array(left, float), arrival)])
+        )
+
+    def between(self, begin: float, end: float) -> float:
+        """Returns the mean number of requests that wait from the share `begin` of the time of arrivals to the share `end`; 0 if all arrive at once."""
+        first, span = self.begin.min(initial=np.inf), np.ptp(self.begin) if len(self.begin) else 0.0
+        if not span:
+            return 0.0
+        waited = np.subtract(
+            *(np.clip(times, first + begin * span, first + end * span) for times in (self.end, self.begin))
+        )
+        return float(waited.sum() / ((end - begin) * span))
 
     @property
     def mean(self) -> float:
-        """Returns the mean number of requests waiting for first admission, between first and last arrival; 0 if they coincide."""
-        span = np.ptp(self.arrival) if len(self.arrival) else 0.0
-        waited = np.minimum(self.admitted, self.arrival.max(initial=0.0)) - self.arrival
-        return float(waited.sum() / span) if span > 0 else 0.0
+        """Returns the mean number of requests that wait between the first and the last arrival."""
+        return self.between(0, 1)
 
     @property
     def grow(self) -> bool:
-        """Returns whether more requests wait for their first token at the last arrival than at the median one, by more than noise.
+        """Returns whether the number that waits grows, after the first quarter of the time of arrivals, from one half of the rest to the other.
 
-        The limit is twice the standard deviation of the number of arrivals in between: sqrt(n), or more if gaps vary more than those of Poisson.
+        The limit is a standard deviation of this growth where n Poisson arrivals meet a server that is always busy and exactly as fast:
+        the queue is a random walk, and the growth's variance n/4. Gaps that vary more than those of Poisson raise it in proportion.
         """
-        arrival, gaps = np.sort(self.arrival), np.diff(np.sort(self.arrival))
+        gaps = np.diff(np.sort(self.begin))
         if not gaps.sum():
             return False
-        middle, last = ((arrival <= at).sum() - (self.first_token <= at).sum() for at in arrival[[len(gaps) // 2, -1]])
-        noise = max(1.0, gaps.std() / gaps.mean()) * np.sqrt(len(arrival) / 2)
-        return bool(last - middle > 2 * noise)
+        noise = max(1.0, gaps.std() / gaps.mean()) * np.sqrt(len(self.begin)) / 2
+        return bool(self.between(0.625, 1) - self.between(0.25, 0.625) > noise)

@@ -200,7 +200,7 @@ def beyond_text(abouts: Iterable[About]) -> str:
     """Counts simulated runs whose batch or load is outside the range of the profile's error, and those that use `_NOT_COMPARED`; empty if none.
 
     The load is known only with `workload.load`; requests that are queued from the start have none. A server counts as overloaded if
-    its queue grows until the last arrival, see `Waits.grow`, or if more requests wait, on average, than may run.
+    its queue grows, see `Waits.grow`, or if more requests wait, on average, than may run.
     """
     known = [about for about in abouts if about["simulated"] and about["execution"].get("compared")]
     waiting = []

@@ -25,37 +25,54 @@ LIMITS = Limits(max_batch=4, max_tokens=100, max_request_tokens=100, tile=4)
 def test_waiting_requests_are_averaged_from_the_first_arrival_to_the_last() -> None:
     """One waits until 0.5 s, the second from 1 to 3 s, of 4; the third from the last arrival on, which does not count."""
     arrival, none = np.array([0.0, 1.0, 4.0]), np.zeros(0)
-    assert Waits(arrival, np.array([0.5, 3.0, 9.0]), none).mean == (0.5 + 2) / 4
-    assert Waits(np.ones(3), np.array([0.5, 3.0, 9.0]), none).mean == 0.0, "a queue that is there from the start"
-    assert Waits(none, none, none).mean == 0.0
+    assert Waits(arrival, np.array([0.5, 3.0, 9.0])).mean == (0.5 + 2) / 4
+    assert Waits(np.ones(3), np.array([0.5, 3.0, 9.0])).mean == 0.0, "a queue that is there from the start"
+    assert Waits(none, none).mean == 0.0
 
 
 def test_requests_that_leave_have_waited() -> None:
-    """The first is served; the second leaves the queue at 4 s, the third while it gets tokens, the fourth before its first one."""
-    served, *left = requests = [Request(id_, 4, 9, arrival_time=float(id_)) for id_ in range(4)]
-    for request, admitted_at, tokens in zip(requests, (0.5, None, 2.5, 3.25), (1, 0, 2, 0), strict=True):
+    """Two are served, the second with one token. The third leaves the queue, the fourth while it gets tokens, the fifth before its first one."""
+    served, single, *left = requests = [Request(id_, 4, 9, arrival_time=float(id_)) for id_ in range(5)]
+    admitted = (0.5, 1.5, None, 3.5, 4.25)
+    for request, admitted_at, tokens in zip(requests, admitted, (9, 1, 0, 2, 0), strict=True):
         request.admitted_at, request.num_output_tokens, request.finished_at = admitted_at, tokens, 3.0 + request.id
-        request.finish_reason = FinishReason.LENGTH if request is served else FinishReason.CANCELLED
-    first = replace(collect_served(RunRecord()), arrival=np.zeros(1), admitted=np.full(1, 0.5), first_token=np.ones(1))
-    waits = Waits.of([*reversed(left), served], first)
-    assert np.array(waits).T.tolist() == [[0, 0.5, 1], [3, 3.25, 6], [2, 2.5, 2.5], [1, 4, 4]]
+        request.finish_reason = FinishReason.LENGTH if request in (served, single) else FinishReason.CANCELLED
+    arrays = {
+        "arrival": np.array([0.0, 1.0]),
+        "first_token": np.array([1.0, 4.0]),
+        "second_token": np.array([2.5, np.nan]),
+    }
+    waits = Waits.of([*reversed(left), single, served], replace(collect_served(RunRecord()), **arrays))
+    assert np.array(waits).T.tolist() == [[0, 2.5], [1, 4], [4, 7], [3, 3.5], [2, 5]]
 
 
-def test_a_queue_that_grows_until_the_last_arrival_is_told_from_a_tail() -> None:
-    """One arrives each second, 200 in all: beyond the limit of 2 * sqrt(100) = 20 are 34, at 1.5 s for each, but not 10, at 1.1 s.
+def test_a_queue_that_grows_is_told_from_one_that_stays() -> None:
+    """One arrives each second, 200 in all: the limit is sqrt(200) / 2 = 7.1. At 1.2 s for each, a sixth of those that have arrived wait:
 
-    A queue that stays, of 50 s, does not grow; nor does one of the last arrivals alone, which wait long, or of all at once.
+    from 25% to 62.5% of the time 15 on average, then 27. At 1.05 s they are 4 and 8. A queue that stays, of 50 s, grows in the first quarter alone.
     """
     arrival = np.arange(200.0)
+    assert Waits(arrival, 1.2 * (arrival + 1)).grow and not Waits(arrival, 1.05 * (arrival + 1)).grow
+    assert Waits(arrival, 1.2 * (arrival + 1)).between(0.625, 1) == pytest.approx(27, abs=1)
+    assert not Waits(arrival, arrival + 50).grow
+    assert not Waits(arrival, np.where(arrival < 190, arrival + 0.5, 1000.0)).grow, "the last ones alone wait long"
+    assert not Waits(np.zeros(200), arrival).grow and not Waits(np.zeros(0), np.zeros(0)).grow
+    assert not Waits(np.zeros(1), np.array([9.0])).grow
+    bursts = np.repeat(arrival[::20], 20)  # ten bursts of 20: gaps vary 4 times as much as those of Poisson
+    assert not Waits(bursts, bursts + np.linspace(1.0, 60.0, 200)).grow
 
-    def grows(first_token: list[float] | np.ndarray, times: np.ndarray = arrival) -> bool:
-        return Waits(times, times, np.asarray(first_token)).grow
 
-    assert grows(1.5 * (arrival + 1)) and not grows(1.1 * (arrival + 1))
-    assert not grows(arrival + 50) and not grows(np.where(arrival < 190, arrival + 0.5, 1000.0))
-    assert not grows(np.arange(200.0), np.zeros(200)) and not grows([], np.zeros(0)) and not grows([9.0], np.zeros(1))
-    bursts = np.repeat(arrival[::20], 20)  # ten bursts of 20: gaps vary 3 times as much as those of Poisson
-    assert not grows(bursts + np.linspace(1.0, 60.0, 200), bursts)
+@pytest.mark.parametrize(
+    ("load", "number", "least", "most"),
+    [(0.9, 1000, 0, 0.02), (1.02, 1000, 0.1, 0.5), (1.02, 10_000, 0.5, 1), (1.1, 200, 0.3, 0.6), (1.1, 1000, 0.8, 1)],
+)
+def test_overload_is_told_from_stable_queues(load: float, number: int, least: float, most: float) -> None:
+    """M/D/1 queues of `number` requests: the share of 100 that count as overloaded, as docs/hardware-profiles.md states it."""
+    numbers, found = np.random.default_rng(0), 0
+    for _ in range(100):
+        arrival, work = np.cumsum(numbers.exponential(1, number)), load * np.arange(1, number + 1)
+        found += Waits(arrival, work + np.maximum.accumulate(arrival - work + load)).grow
+    assert least <= found / 100 <= most
 
 
 def test_a_request_whose_client_has_left_is_missed_and_in_no_latency() -> None:
