@@ -1,7 +1,7 @@
 """The steps of `experiments.profile`: build, measure, divide, compare, write."""
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from experiments.settings.compose import compose_run
 from experiments.settings.hardware import cpu_profile, memory_bytes
 from experiments.settings.overrides import check_effects
 from experiments.setup.presets import load_spec
+from experiments.store.claim import check_writable
 from experiments.store.provenance import commit, slug, today, versions, write_text
 
 Size = Annotated[int, whole(2)]
@@ -76,7 +77,10 @@ def profile(
     limits = {"max_tokens": max_tokens, "longest": longest}
     if tensor_parallel > 1:
         limits["tensor_parallel"] = tensor_parallel
-    return [_measure_model(spec, batches, limits, backend, output, report) for spec in specs][-1][0]
+    for spec in specs:
+        path, _ = _measure_model(spec, batches, limits, backend, output, report)
+        report(f"written: {path}")
+    return path
 
 
 def measure_copies(report: Report, model: str = "llama-3.1-8b", hardware: str = "", output: str = "") -> Path:
@@ -148,12 +152,22 @@ def measure_cpu(report: Report, *keys: str) -> Path:
     """
     check_effects(keys, ("model",), "profile cpu")
     path = cpu_profile(spec := compose_run("backend=cpu", *keys).model)
+    check_writable(path.parent, "make room there, or set HOME to another folder")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    _, errors = _measure_model(spec, [16], QUICK, "cpu", str(path), report)
+    earlier = path.with_suffix(".earlier")
+    with suppress(FileNotFoundError):
+        path.replace(earlier)  # it may be of another version, and the measurement would read it
+    try:
+        _, errors = _measure_model(spec, [16], QUICK, "cpu", str(path), report)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            earlier.replace(path)
+        raise
+    earlier.unlink(missing_ok=True)
     median, most = float(np.median(errors)), float(errors.max())
     stated = f"{len(errors)} batches of this measurement: {median:.0%} off (median), {most:.0%} at most"
     write_text(path, profile_text(make_profile(profile_content(read_profile(path)) | {"error": stated})))
+    report(f"written: {path}")
     if median > _DISTURBED:
         report(f"warning: predictions are off by {median:.0%} (median); measure again while nothing else runs")
     return path
@@ -199,7 +213,6 @@ def _measure_model(
     tables.put_model(content, spec, origin, made, host, degree)
     write_text(path, profile_text(make_profile(content)))
     errors = _compare(ProfileCost(read_profile(path), spec, Topology(degree)), measured, between, report)
-    report(f"written: {path}")
     return path, errors
 
 

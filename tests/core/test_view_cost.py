@@ -105,6 +105,20 @@ def test_a_measurement_names_keys_and_files_it_cannot_use(folder: Path, monkeypa
     assert line.startswith(f"error: {folder / 'asks.py/.cache'}")
 
 
+def test_an_interrupted_measurement_leaves_the_earlier_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = cpu_profile(TINY)
+    file.parent.mkdir(parents=True)
+    file.write_text("earlier")
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("experiments.profile.command.measure", interrupt)
+    ended = command("profile", "cpu", cwd=folder)
+    left = ended.returncode, file.read_text(), len([*file.parent.iterdir()])
+    assert left == (130, "earlier", 1), ended
+
+
 @pytest.mark.long
 def test_a_replay_predicts_with_the_cpu_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("profile", "cpu", cwd=folder).returncode == 0
