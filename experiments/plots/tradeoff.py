@@ -25,7 +25,7 @@ _OBJECTS = ("autoscale.", "eviction.", "backend.router.")
 def draw(folder: Path, look: Look = PLAIN, x: str = "", y: str = "") -> Figure:
     """Draws a point for each label, such as the SLO share that an autoscaler attains against the replica-seconds that it pays.
 
-    If policies and one number, such as a rate or a chunk, are swept, a line joins each label's points in the order of the number, which labels leave out.
+    If policies and one number, such as a rate or a chunk, are swept, a line joins each label's points in the order of the number, which labels leave out, and the number stands beside both ends.
     If several numbers are swept, it is the only one beside the arguments of policies.
     Labels with equal points are drawn once, as `first = second`.
 
@@ -63,7 +63,13 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "", y: str = "") -> Figure:
         )
         style = {**line_style(place), "label": label, "capsize": 2, "elinewidth": 0.8, "clip_on": False}
         style |= {"linestyle": ""} if len(points[0]) == 1 else {}
-        panel.errorbar(points[0]["mean"], points[1]["mean"], xerr=xerr, yerr=yerr, **style)
+        means = [of["mean"] for of in points]
+        _, caps, bars = panel.errorbar(*means, xerr=xerr, yerr=yerr, **style)
+        for part in (*caps, *bars):
+            part.set_clip_on(True)  # an end at 0 lies far below a logarithmic axis
+        for end in (0, -1) if len(points[0]) > 1 else ():
+            texts = {"textcoords": "offset points", "fontsize": 6, "color": style["color"]}
+            panel.annotate(f"{points[0]['x'].iloc[end]:g}", [mean.iloc[end] for mean in means], (4, -8), **texts)
     for axis, of_labels, key in zip("xy", (across, up), (x, y), strict=True):
         heading, ends = heading_of(key), pd.concat(of_labels.values())
         panel.set(**{f"{axis}label": heading.on_axis, f"{axis}lim": _ends(ends, heading.limits[1])})

@@ -12,6 +12,7 @@ from matplotlib.container import ErrorbarContainer
 from cbatch import ConfigError
 from experiments.api import simulate
 from experiments.plots import replicas, tradeoff
+from experiments.plots.saving import save
 
 BOTH = {"replicas": {"seconds": 100.0}, "goodput": {"attained_share": 0.5}}
 
@@ -153,3 +154,5 @@ def test_a_wide_latency_has_a_logarithmic_axis(tmp_path: Path) -> None:
     assert {label: len(line.get_xdata()) for label, line in drawn.items()} == {"sarathi": 2, "vllm_v1": 2}  # type: ignore[union-attr]
     assert (panel.get_xscale(), panel.get_yscale(), panel.get_ylabel()) == ("linear", "log", "TTFT p99 [s] (log)")
     assert panel.get_ylim() == pytest.approx((1.15 / 3 / 1.1, 1.1 * (11.5 + 12.7062 * 1.5))), "cut at a third of 1.15"
+    assert [text.get_text() for text in panel.texts] == ["128", "512"] * 2, "at the ends of each line"
+    assert save(panel.figure, tmp_path, "wide.png"), "intervals down to 0 leave room for the panel"  # type: ignore[arg-type]
