@@ -19,6 +19,7 @@ from experiments.plots.parts import label_log
 from experiments.plots.series import check_few, describe_points, leave_out, load_series, points_of, without_policies
 from experiments.plots.style import PAGE, PLAIN, Look, add_title, new_figure, print_style
 from experiments.report.headings import Heading, check_figure, heading_of
+from experiments.report.labels import merge_equal
 from experiments.report.notes import tail_text
 from experiments.store.runs import price_text
 
@@ -27,7 +28,7 @@ _PANEL, _CELL = 2.2, 0.45  # inches: of a panel beside others, and of a cell wit
 
 @print_style()
 def draw(folder: Path, look: Look = PLAIN, *, x: str, y: str, value: str) -> Figure:
-    """Draws a panel for each policy and each other setting that varies, with a cell for each x and y. All panels have one scale.
+    """Draws a panel for each policy and each other setting that varies, with a cell for each x and y. All panels have one scale; equal ones are drawn once, as `first = second`.
 
     A cell is the mean over seeds. Numbers stand in the cells if there is room. Latencies over a wide range have a logarithmic scale.
 
@@ -46,9 +47,12 @@ def draw(folder: Path, look: Look = PLAIN, *, x: str, y: str, value: str) -> Fig
         raise ConfigError(f"{folder}: no run has {value}; docs/metrics.md says which runs have which figures")
     check_few(frame)
     frame = leave_out(frame, (x, y, value))
-    places = frame.assign(place=frame[[y, x]].apply(tuple, axis=1))
+    places = merge_equal(frame, [y, x, value])
+    places = places.assign(place=places[[y, x]].apply(tuple, axis=1))
     points, heading = points_of(places, "place", value), heading_of(value)
     names = [_names(frame, key, look) for key in (x, y)]
+    if with_names(axis_of(y), frame, look.labels).categories:
+        names[1] = dict(reversed(names[1].items()))  # the first name on top, as in tables
     figure = _draw_panels(points, names, heading, look.size[0] if look.size else PAGE)
     for panel in figure.axes[:-1]:
         panel.set(xlabel=axis_of(x).text, ylabel=axis_of(y).text)

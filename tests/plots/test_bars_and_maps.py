@@ -118,20 +118,23 @@ def test_a_p99_of_few_requests_is_marked_in_a_heat_map(tmp_path: Path) -> None:
 
 
 def test_a_cell_of_a_heat_map_is_the_mean_of_its_runs(tmp_path: Path) -> None:
-    """Cells without a run are empty; numbers ascend, names keep their order; a number stands in each cell."""
+    """Cells without a run are empty; numbers ascend, names descend in their order; a number stands in each cell; equal maps are one."""
     folder = write_ratios(tmp_path, {**SPEEDS, "vtc": {14: (6000.0,)}})
     figure = heatmap.draw(folder, x="workload.pd_ratio", y="policy", value=SPEED)
     panel, scale = figure.axes
     [image] = panel.images
     cells = np.ma.filled(image.get_array().astype(float), np.nan)
-    assert np.array_equal(cells, [[2000, 5000], [4000, 7000], [np.nan, 6000]], equal_nan=True)
-    assert [text.get_text() for text in panel.get_yticklabels()] == ["orca", "sarathi", "vtc"]
+    assert np.array_equal(cells, [[np.nan, 6000], [4000, 7000], [2000, 5000]], equal_nan=True)
+    assert [text.get_text() for text in panel.get_yticklabels()] == ["vtc", "sarathi", "orca"]
     assert [text.get_text() for text in panel.get_xticklabels()] == ["2", "14"]
-    assert [text.get_text() for text in panel.texts] == ["2,000", "5,000", "4,000", "7,000", "6,000"]
+    assert [text.get_text() for text in panel.texts] == ["6,000", "4,000", "7,000", "2,000", "5,000"]
     assert scale.get_ylabel() == "throughput [tokens/s]" and image.get_clim() == (2000, 7000)
     one, two, *_ = heatmap.draw(folder, Look(runs="orca|sarathi"), x="workload.pd_ratio", y="seed", value=SPEED).axes
     assert (one.get_title(loc="left"), two.get_title(loc="left")) == ("orca", "sarathi")
     assert one.images[0].get_clim() == two.images[0].get_clim() == (1000, 7000), "one scale"
+    same = write_ratios(tmp_path / "same", dict.fromkeys("ab", SPEEDS["orca"]))
+    one, _ = heatmap.draw(same, x="workload.pd_ratio", y="seed", value=SPEED).axes
+    assert one.get_title(loc="left") == "a = b"
 
 
 def boxes(figure: Figure) -> list[tuple[str, Bbox]]:
