@@ -251,13 +251,14 @@ def _draw_panel(
 def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal: float, over: str) -> None:
     """Scales the axes. kind: a logarithmic axis, a share that ends at 100%, or another figure, whose axis begins at 0.
 
-    A logarithmic axis begins at a third of the smallest mean, where bands that reach to 0 or below are cut.
+    A logarithmic axis spans a factor of three or more, and begins at a third of the smallest mean, where bands that reach to 0 or below are cut.
     """
     if kind == "log":
         panel.set_yscale("log")
-        if panel.get_ylim()[0] < (lowest := points.loc[points["mean"] > 0, "mean"].min() / 3):
-            panel.set_ylim(bottom=lowest)
-        label_log(panel.yaxis)
+        low, high = panel.get_ylim()
+        low = max(low, points.loc[points["mean"] > 0, "mean"].min() / 3)
+        panel.set_ylim(min(low, (low * high / 3) ** 0.5), max(high, (low * high * 3) ** 0.5))
+        label_log(panel.yaxis, least_factor=1.0)  # as the other panels of this figure's kind
     elif kind == "share" and not over:
         panel.set_ylim(0, 100)
         for line in panel.get_lines():

@@ -260,6 +260,15 @@ def test_latencies_against_the_rate_are_means_with_bands(tmp_path: Path) -> None
         assert axes.get_yscale() == "log" and 0.5 * unit < axes.get_ylim()[0] < 1.5 * unit
 
 
+def test_a_narrow_percentile_beside_a_wide_one_is_logarithmic_too(tmp_path: Path) -> None:
+    for rate, p50 in ((1, 0.003), (4, 0.03)):
+        figures = {"tbt_seconds": {"p50": p50, "p99": 0.04}, "run": {"offered_requests_per_second": rate}}
+        write_run(tmp_path / str(rate), settings={"workload": {"arrivals": {"rate": rate}}}, figures=figures)
+    _, wide, _, narrow = curves.latency_vs_rate(tmp_path).axes
+    low, high = narrow.get_ylim()
+    assert wide.get_yscale() == narrow.get_yscale() == "log" and low < 40 < high and high >= 3 * low
+
+
 def test_limits_and_scales_of_axes_are_the_users(tmp_path: Path) -> None:
     """Logarithmic by the user's will over any range; a label that was logarithmic loses the word."""
     folder = write_rates(tmp_path, "rate", (1, 4))
