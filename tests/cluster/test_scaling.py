@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import make_engine
 from test_live_cluster import asked, replica
+from test_transfers import replica as cached
 from tiny_models import LLAMA, greedy_references
 
 from cbatch import Limits, Request
@@ -53,6 +54,18 @@ class Notes(LeastLoaded):
         assert view.fitting(request) == ready
         self.seen.append((view.now, [part.phase for part in view], [part.num_unfinished for part in view]))
         return super().choose(request, view)
+
+
+class ToLatest:
+    """Notes the tokens that it believes cached."""
+
+    def __init__(self) -> None:
+        self.cached: list[int] = []
+
+    def choose(self, request: Request, view: ClusterView) -> int:
+        latest = view.fitting(request)[-1]
+        self.cached.append(view[latest].cached_tokens(request))
+        return latest
 
 
 def cluster_of(
@@ -146,6 +159,19 @@ def test_stabilisation_delays_as_published() -> None:
     assert [life.draining for life in down.record.lives] == [inf, 330.0], "60 s is the last time that two were wanted"
 
 
+def test_a_replica_starts_with_an_empty_prefix_cache() -> None:
+    """Replica 1 serves a prompt twice, closes at 4 s and is ready again at 11 s; a router that follows its cache is told so."""
+    requests = [
+        Request(id_, 8, 1, arrival_time=at, prefix_hashes=(1,), hash_block=8) for id_, at in enumerate((0, 2, 12, 14))
+    ]
+    scaling = Scaling(Scripted([2, 1, 2]), tick=4.0, start_seconds=3.0, down_after=0.0)
+    cluster = Cluster([cached(), cached()], router := ToLatest(), scaling=scaling)
+    cluster.attach(Listed(requests))
+    cluster.run()
+    assert [cluster.replica_of[request.id] for request in requests] == [1, 1, 1, 1]
+    assert [request.num_cached_tokens for request in requests] == router.cached == [0, 7, 0, 7]
+
+
 def test_a_router_with_old_reports_sends_nothing_to_what_drains() -> None:
     """At 4.5 s the router still counts the request that ended at 3 s on replica 1, which has drained and closed at 4 s."""
     cluster = cluster_of(["", ""], [2, 1], staleness=5.0)
@@ -175,19 +201,19 @@ def test_answers_that_are_no_numbers_of_replicas_are_named(answer: Any, says: st
 def test_scaling_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"autoscale: Orca has no method wanted\(view\)"):
         Scaling(Orca())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="need tick above 0"):
-        Scaling(Scripted([1]), tick=0.0)
+    impossible: list[dict[str, Any]] = [{"tick": 0.0}, {"least": 0}]
+    for keys in (*impossible, *({name: -1.0} for name in ("start_seconds", "up_after", "down_after"))):
+        with pytest.raises(ConfigError, match="need tick above 0"):
+            Scaling(Scripted([1]), **keys)
+    stated = {"tick": 15.0, "start_seconds": 240.0, "least": 1, "up_after": 0.0, "down_after": 300.0}  # docs/cluster.md
+    scripted = Scripted([1])
+    assert vars(Scaling(scripted)) == {"autoscaler": scripted, **stated} and Scaling(scripted, tick=0.5).tick == 0.5
     with pytest.raises(ConfigError, match="has no effect without an autoscaler"):
         assemble(compose_run("backend=sim", "backend.scaling={tick: 9}"))
     pools = ("backend=sim", "autoscale=fixed", "backend.pools={a: {replicas: 4}, b: {replicas: 3}}")
     assert compose_run(*pools, "backend.scaling={least: 3}").backend.scaling.least == 3
     with pytest.raises(ConfigError, match=r"backend.scaling.least=4: .* give at most 3"):
         compose_run(*pools, "backend.scaling={least: 4}")
-
-
-class ToLatest:
-    def choose(self, request: Request, view: ClusterView) -> int:
-        return view.fitting(request)[-1]
 
 
 class UntilHalf:
