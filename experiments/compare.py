@@ -17,11 +17,10 @@ parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is 
 
 Runs that differ only in the seed are replications and share a label. Labels are compared with the baseline that has the same
 settings apart from the policy's: in a sweep of rates and batches, in a table for each rate and batch; with a single policy, each
-setting at equal values of the others, as chunks at each batch and batches at each chunk. If the workloads differ in
-nothing but the seed, both served the same requests: replications are then paired by seed, which removes most of the noise. The
-interval of the difference decides what is significant. Among many differences some are significant by chance: a line says how many
-remain if p values are corrected for their number by Holm's method. The interval of the ratio is computed on its logarithm, and may
-disagree with few seeds.
+setting at equal values of the others, as chunks at each batch and batches at each chunk. If the workloads differ in nothing but the seed,
+both served the same requests: replications are then paired by seed, which removes most of the noise. The interval of the difference
+decides what is significant. Among many differences some are significant by chance: a line says how many remain if p values are corrected
+for their number by Holm's method. The interval of the ratio is computed on its logarithm, and may disagree with few seeds.
 """
 
 import re
@@ -130,15 +129,19 @@ def read_replications(folders: Sequence[Path], text: str = "") -> pd.DataFrame:
 class Pair(NamedTuple):
     """A label and the baseline that it is compared with.
 
-    same: both served the same requests. replicated: figures differ between replications.
+    same: both served the same requests.
     results: by key, in the units of summary.json.
     """
 
     label: str
     over: str
     same: bool
-    replicated: bool
     results: Mapping[str, Compared]
+
+    @property
+    def number(self) -> int:
+        """The replications that have the figure that most have; 1 if they are all equal."""
+        return max(result.number for result in self.results.values())
 
     @property
     def shared(self) -> str:
@@ -157,9 +160,8 @@ def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", 
     pairs = pairs_of(rows, metrics, baseline)
     compared = {label for pair in pairs for label in (pair.label, pair.over)}
     others = [label for label in rows["label"].unique() if label not in compared]
-    numbers = [result.number for pair in pairs if pair.replicated for result in pair.results.values()]
     alone = [f"not compared: nothing else has the settings of {label}" for label in others]
-    alone += [_holm_text(pairs), few_text(numbers)]
+    alone += [_holm_text(pairs), few_text(result.number for pair in pairs for result in pair.results.values())]
     below = notes_of(summary["about"] for summary in rows.drop_duplicates("folder")["summary"]) if notes else []
     tails = any("p99" in key for pair in pairs for key in pair.results)
     if notes and tails and "run.counted_requests" in rows:
@@ -175,16 +177,15 @@ def table_of(pairs: Sequence[Pair]) -> pd.DataFrame:
     for (pair, key, result), p_holm in zip(results, holm([result.p for *_, result in results]), strict=True):
         ratio = dict(zip(("ratio", "ratio_low", "ratio_high"), result.ratio, strict=True))
         difference = dict(zip(("difference", "difference_low", "difference_high"), result.difference, strict=True))
-        facts = {"p": result.p, "p_holm": p_holm, "apart": result.significant}
-        facts |= {"paired": result.paired, "replications": result.number}
+        facts = {"p": result.p, "p_holm": p_holm, "apart": result.significant, "paired": result.paired}
         names = {"label": pair.label, "over": pair.over, "settings": pair.shared, "figure": key}
-        rows.append({**names, **ratio, **difference, **facts})
+        rows.append({**names, **ratio, **difference, **facts, "replications": result.number})
     return pd.DataFrame(rows)
 
 
 def _holm_text(pairs: Sequence[Pair]) -> str:
     """Returns how many significant differences remain after a correction for their number; empty for one difference, or none."""
-    results = [result for pair in pairs if pair.replicated for result in pair.results.values()]
+    results = [result for pair in pairs for result in pair.results.values() if result.number > 1]
     if len(results) < 2 or not (found := sum(result.significant for result in results)):
         return ""
     remain = sum(p < 1 - CONFIDENCE for p in holm([result.p for result in results]))
@@ -242,14 +243,16 @@ def _counterpart(first: pd.DataFrame, other: pd.DataFrame, group: pd.DataFrame) 
 def _pair(first: pd.DataFrame, second: pd.DataFrame, keys: Sequence[str]) -> Pair:
     label, over = str(second["label"].iloc[0]), str(first["label"].iloc[0])
     same, results = bool(first["served"].iloc[0] == second["served"].iloc[0]), {}
+    equal = first["figures"].nunique() == second["figures"].nunique() == 1
     for key in keys:
         columns = (rows.set_index("replication")[key].astype(float) for rows in (first, second))
         before, after = (values.dropna().to_dict() for values in columns)
         if before and after:
-            results[key] = compare(before, after, same)
+            result = compare(before, after, same)
+            results[key] = result.alone() if equal else result
     if not results:
         raise ConfigError(f"compare: {label} over {over}: no figure in common; give runs of one kind")
-    return Pair(label, over, same, not first["figures"].nunique() == second["figures"].nunique() == 1, results)
+    return Pair(label, over, same, results)
 
 
 def _blocks(pairs: Sequence[Pair]) -> list[str]:
@@ -263,11 +266,11 @@ def _blocks(pairs: Sequence[Pair]) -> list[str]:
 
 
 def _how(pair: Pair) -> str:
-    most = max(pair.results.values(), key=lambda result: result.number)
-    if not pair.replicated:
+    if pair.number < 2:
         return f"1 replication, on {'the same' if pair.same else 'different'} requests"
-    paired = "paired, on the same requests" if most.paired else "NOT paired: they served different requests"
-    return f"{most.number} replications, {paired}"
+    is_paired = any(result.paired for result in pair.results.values())
+    paired = "paired, on the same requests" if is_paired else "NOT paired: they served different requests"
+    return f"{pair.number} replications, {paired}"
 
 
 def _text(pairs: Sequence[Pair], several: bool) -> str:
@@ -283,14 +286,13 @@ def _text(pairs: Sequence[Pair], several: bool) -> str:
             if key in pair.results:
                 names = [pair.short(pair.label)] if others else []
                 result = pair.results[key].scaled(heading.factor)
-                texts = intervals_text(result, heading.limits[1]) if first.replicated else values_text(result)
-                if first.replicated and result.number < max(other.number for other in pair.results.values()):
+                texts = intervals_text(result, heading.limits[1]) if first.number > 1 else values_text(result)
+                if result.number < pair.number:
                     texts[-1] += f"; {result.number} replications have it"
                 rows.append([heading.text, *names, heading.better, *texts])
     heads = ["figure", *["run"] * bool(others), "better", "ratio", "difference", "remark"][: len(rows[0])]
-    below = "" if first.replicated else ONE_REPLICATION
-    if first.replicated and any(disagree(result) for pair in pairs for result in pair.results.values()):
-        below = _WHICH_DECIDES
+    disagreement = any(disagree(result) for pair in pairs for result in pair.results.values())
+    below = _WHICH_DECIDES if disagreement else ONE_REPLICATION * (first.number < 2)
     return "\n".join(filter(None, [title, tabulate(rows, heads, disable_numparse=True), below]))
 
 

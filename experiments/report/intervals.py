@@ -61,12 +61,17 @@ def few_text(numbers: Iterable[int]) -> str:
 
 
 class Compared(NamedTuple):
-    """Compares two means: second / first and second - first, with the ends of their intervals."""
+    """Compares two means: second / first and second - first, with the ends of their intervals; NaN of a single replication."""
 
     ratio: tuple[float, float, float]
     difference: tuple[float, float, float]
     number: int
     paired: bool
+
+    def alone(self) -> "Compared":
+        """Returns the comparison of replications that are all equal, and so a single one."""
+        ratio, difference = ((value, math.nan, math.nan) for value, *_ in (self.ratio, self.difference))
+        return self._replace(ratio=ratio, difference=difference, number=1)
 
     def scaled(self, factor: float) -> "Compared":
         """Returns the comparison for values multiplied by `factor`."""
@@ -75,9 +80,11 @@ class Compared(NamedTuple):
 
     @property
     def p(self) -> float:
-        """The probability of so large a difference if there is none (two-sided t test): below 0.05 where 0 is outside the interval."""
+        """The probability of so large a difference if there is none (two-sided t test): below 0.05 where 0 is outside the interval; NaN of a single replication."""
         from scipy.special import stdtr  # loaded only where needed
 
+        if self.number < 2:
+            return math.nan
         difference, low, high = self.difference
         if low == high:
             return float(difference == 0)
@@ -100,15 +107,15 @@ class Compared(NamedTuple):
 
     @property
     def significant(self) -> bool:
-        return not self.difference[1] <= 0 <= self.difference[2]
+        return self.number > 1 and not self.difference[1] <= 0 <= self.difference[2]
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Returns p values corrected for their number (Holm, Scand. J. Statistics 1979), whatever their dependence."""
-    order, worst = np.argsort(values), 0.0
-    corrected = [0.0] * len(values)
-    for rank, place in enumerate(order):
-        worst = max(worst, min((len(values) - rank) * values[place], 1.0))
+    """Returns p values corrected for their number (Holm, Scand. J. Statistics 1979), whatever their dependence. NaN values do not count."""
+    corrected, worst = [math.nan] * len(values), 0.0
+    known = np.argsort(values)[: len(values) - int(np.isnan(values).sum())]  # NaN comes last
+    for rank, place in enumerate(known):
+        worst = max(worst, min((len(known) - rank) * values[place], 1.0))
         corrected[place] = worst
     return corrected
 

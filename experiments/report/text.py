@@ -203,7 +203,8 @@ def format_mean(mean: Mean, is_share: bool = False) -> str:
 
 def disagree(compared: Compared) -> bool:
     """Returns whether the intervals disagree: only one of them excludes equality (ratio 1, difference 0)."""
-    return not math.isnan(compared.ratio[0]) and compared.significant == (compared.ratio[1] <= 1 <= compared.ratio[2])
+    low, high = compared.ratio[1:]
+    return low <= high and compared.significant == (low <= 1 <= high)
 
 
 def values_text(compared: Compared) -> list[str]:

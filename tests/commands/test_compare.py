@@ -9,13 +9,14 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hand_made import ABOUT, write_run
 from in_process import outcome
 
 from cbatch import ConfigError
-from experiments.compare import main, read_replications, report
+from experiments.compare import main, pairs_of, read_replications, report, table_of
 from experiments.report.intervals import compare, holm
 from experiments.report.text import disagree
 
@@ -46,6 +47,7 @@ def test_p_values_are_those_of_t_and_holm_corrects_them() -> None:
     assert compare(numbered(1, 2), numbered(2, 3), paired=True).p == 0
     assert holm([0.01, 0.03, 0.02]) == pytest.approx([0.03, 0.04, 0.04])
     assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([]) == []
+    assert holm([0.01, math.nan, 0.02]) == pytest.approx([0.02, math.nan, 0.02], nan_ok=True)
 
 
 def test_pairs_take_out_what_replications_share() -> None:
@@ -121,6 +123,11 @@ def test_equal_runs_of_several_seeds_are_one_replication() -> None:
     assert lines[0] == "b over a: 1 replication, on the same requests"
     assert lines[3].split() == ["metric", "1.5x", "+50"]
     assert lines[4].startswith("the seed changes nothing here: 1 replication, no interval; ")
+    [row] = table_of(pairs_of(pd.concat([rows("a", [100.0] * 3), rows("b", [150.0] * 3)]), ["metric"])).to_dict(
+        "records"
+    )
+    assert (row["difference"], row["replications"], row["apart"]) == (50, 1, False)
+    assert np.isnan([row[key] for key in ("ratio_low", "difference_high", "p", "p_holm")]).all()
     text = compared(
         rows("a", [10.0, 10.0]), rows("b", [12.0, 14.0])
     )  # 2 and 4 more: 3, of which 12.706 errors are 12.706
