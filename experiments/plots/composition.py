@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from cbatch import ConfigError
 from cbatch.results.utilisation import device_seconds, machines_of, windows_of
@@ -28,6 +29,8 @@ _TOKENS = {
 """Column and colour by kind of token."""
 SHARES, POWER, PROMPTS = "used [%]", "power [W]", "prompts [%]"
 _PARTS = {"found": "#009E73", "computed": PREFILL, "recomputed": "#D55E00"}
+_SHARES = {"mbu": ("#8FC1E3", 2.5), "mfu": ("black", 1)}  # colour and width: lines that cross at each step
+_STEPS = [1, 2, 2.5, 3, 4, 5, 10]  # between ticks
 _MOST_REPLICAS = 4
 _MOST_PARTS = 60  # maximum intervals of time, each with the prompts of the requests admitted in it
 
@@ -85,11 +88,14 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
         )
         rows[-1][column].set_xlabel("time [s]")
     for panel in figure.axes:
-        panel.set_ylim(bottom=0)
         panel.xaxis.grid(visible=False)
         panel.margins(x=0.005)
     for row, name in zip(rows, names, strict=True):
-        row[0].set_ylabel(name)
+        ticks, top = MaxNLocator(4, steps=_STEPS), max(0, *(panel.dataLim.y1 for panel in row)) or 1
+        if not look.size or look.size[1] >= 1 + 0.7 * len(names):  # inches: room for as many
+            row[0].yaxis.set_major_locator(ticks)
+        row[0].yaxis.set_major_formatter("{x:,g}")
+        row[0].set(ylabel=name, ylim=(0, ticks.tick_values(0, top)[-1]))
     for row in rows:
         handles = {drawn.get_label(): drawn for panel in row for drawn in panel.get_legend_handles_labels()[0]}
         if handles:
@@ -111,11 +117,10 @@ def _draw_column(panels: Mapping[str, Axes], steps: pd.DataFrame, requests: pd.D
         counted.plot(drawn["started"], drawn[f"num_{name}"], style, label=name, drawstyle="steps-post", linewidth=1)
     used = 100 * drawn["kv_blocks_used"] / kv_blocks
     held.plot(drawn["started"], used, drawstyle="steps-post", color="black", linewidth=1)
-    for name, style in (("mfu", "k-"), ("mbu", "b--")):
-        if name in drawn:
-            values = 100 * drawn[name] / drawn["device_seconds"].where(drawn["device_seconds"] > 0)
-            line = panels[SHARES].plot(drawn["started"], values, style, label=name.upper(), drawstyle="steps-post")
-            line[0].set_linewidth(1)
+    for name, (color, width) in _SHARES.items() if SHARES in panels else ():
+        values = 100 * drawn[name] / drawn["device_seconds"].where(drawn["device_seconds"] > 0)
+        style = {"color": color, "linewidth": width, "label": name.upper(), "drawstyle": "steps-post"}
+        panels[SHARES].plot(drawn["started"], values, **style)
     if PROMPTS in panels:
         _draw_prompts(panels[PROMPTS], requests, steps["started"].max())
     return how
@@ -188,7 +193,6 @@ def _draw_prompts(panel: Axes, requests: pd.DataFrame, end: float) -> None:
     shares = np.pad(100 * sums / np.maximum(sums.sum(axis=0), 1), ((0, 0), (0, 1)), mode="edge")
     colours = [_PARTS[name] for name in kinds]
     panel.stackplot(edges, *shares, step="post", labels=list(kinds), colors=colours, linewidth=0)
-    panel.set_ylim(0, 100)
 
 
 def _thin_out(steps: pd.DataFrame) -> tuple[pd.DataFrame, str]:

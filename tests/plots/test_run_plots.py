@@ -70,7 +70,8 @@ def test_the_only_replica_is_number_0(folder: Path) -> None:
 
 
 def test_composition_of_iterations_over_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens, requests, memory = composition.draw(folder).axes
+    tokens, requests, memory = panels = composition.draw(folder).axes
+    assert all(panel.get_yticks()[-1] >= panel.dataLim.y1 for panel in panels), "a tick at or above all that is drawn"
     started = [1.25, 3.5, 6.0, 8.5, 11.5]
     assert [area.get_label() for area in tokens.collections] == ["decode", "prefill", "padding"]
     tops = [max(y for x, y in area.get_paths()[0].vertices if x == 8.5) for area in tokens.collections]
