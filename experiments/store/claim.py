@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from errno import ENOSPC
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -96,7 +97,8 @@ def check_writable(folder: Path, remedy: str = "") -> None:
 
 
 def not_writable(folder: Path, error: OSError, remedy: str = "") -> ConfigError:
-    return ConfigError(f"{folder} cannot be written ({error.strerror}); {remedy or other_folder(folder)}")
+    room = "make room, or " * (error.errno == ENOSPC)
+    return ConfigError(f"{folder} cannot be written ({error.strerror}); {room}{remedy or other_folder(folder)}")
 
 
 def check_free(folder: Path) -> None:

@@ -189,6 +189,7 @@ BROKEN = [  # text, the line that the message names (0: none), a part of the mes
     ),
     (HASHED.format([1, 2, 3]).replace("{", '{"chat_id": 1, ', 1), 1, "an id for each 16 tokens of input_length"),
     (MOON + "x" * 10_000, 2, "is not JSON"),
+    (f"[{MOON.strip()}]", 1, "is not a JSON object, as every line must be"),
 ]
 
 

@@ -99,7 +99,7 @@ def parse_table(path: str, text: str, at_most: int | None = None) -> Table:
 
     at_most: maximum rows to read; None: all. Raises WorkloadError if the text has neither format, or has no rows.
     """
-    if text.lstrip().startswith("{"):
+    if text.lstrip().startswith(("{", "[")):
         objects = json_objects(path, text, at_most)
         names = dict.fromkeys(name for row in objects for name in row)
         return Table(path, {name: [row.get(name) for row in objects] for name in names}, range(1, 1 + len(objects)))
