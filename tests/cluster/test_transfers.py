@@ -16,6 +16,7 @@ from cbatch.arrivals import Listed
 from cbatch.cluster import Cluster, ClusterView, LeastLoaded, Moves, Role, RoundRobin, Route, Router
 from cbatch.cluster.links import Link
 from cbatch.kv import KVSize
+from cbatch.moves import Room, has_room
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Window
 from cbatch.results.replicas import transfers_of
@@ -292,6 +293,24 @@ def test_a_full_decoder_stops_the_prefiller_or_loses_leases(lease: float, lost: 
         parts = [figures[f"{name}_seconds"] for name in ("waiting", "visible", "next_token")]
         assert sum(parts) == pytest.approx(np.mean(gaps)) and parts[0] > 10
     assert cluster.record.requests == sorted(requests, key=lambda request: (request.finished_at, request.id))
+
+
+@pytest.mark.parametrize(
+    ("free", "is_idle", "fits"), [(8, True, True), (7, True, False), (17, False, True), (16, False, False)]
+)
+def test_room_is_left_for_what_runs_and_what_waits(free: int, is_idle: bool, fits: bool) -> None:
+    """8 blocks are lacking, 4 promised to others, and 5 for the growth of all; an idle decoder has nobody to leave room for."""
+    assert has_room(Room(20, 8, free, 4, 5, is_idle)) is fits
+
+
+def test_a_router_may_fill_a_decoder_to_the_last_block() -> None:
+    class Fills(RoundRobin):
+        def accepts(self, room: Room) -> bool:
+            return True
+
+    requests = [Request(id_, 8, 2) for id_ in range(2)]
+    cluster = serve([replica(), replica(num_blocks=16)], requests, Moves(1, Affine(0.0, 0.0)), router=Fills())
+    assert [transfer.started for transfer in cluster.record.transfers] == [1, 1]
 
 
 @pytest.mark.parametrize("push", [False, True])
