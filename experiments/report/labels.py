@@ -19,7 +19,7 @@ from experiments.report.notes import unread_chunk
 _QUESTION = ("model", "workload")
 """Settings that are in all labels if they differ: figures with different models or workloads do not compare policies."""
 
-_FEW = 12  # labels in an error
+_FEW = 4  # labels in an error
 
 _OBJECTS = ("backend.router", "eviction", "autoscale")
 """Settings whose value is the name of an object, followed in labels by its arguments."""

@@ -18,6 +18,7 @@ import pandas as pd
 from tabulate import tabulate
 
 from cbatch import ConfigError
+from cbatch.validation import nearest
 from experiments.report.headings import COLUMNS, flat, heading_of
 from experiments.report.intervals import few_text, mean_of
 from experiments.report.labels import chosen_settings, code_text, label_runs, layouts, settings_of, with_given
@@ -127,11 +128,9 @@ def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:
     chosen = runs[[_any_in(text, *texts) for texts in zip(names, given, runs["policy"], strict=True)]]
     if chosen.empty:
         whole = ", as values after = are compared whole" * ("=" in text)
-        names.sort(
-            key=lambda name: not any(part in name.replace("'", "") for part in text.split("|"))
-        )  # first those that come near
-        shown = ", ".join(names[:2])
-        raise ConfigError(f"runs={text}: no folder name contains this{whole}; the folders are {shown} ...")
+        parts = [{*re.sub(r"'|,[^,]*,~[0-9a-f]{8}$", "", name).split(",")} for name in names]  # those not cut off
+        known = set.union(*parts) - set.intersection(*parts) or {*names}
+        raise ConfigError(f"runs={text}: no folder name contains this{whole}; {nearest(text, known)}")
     return chosen
 
 
