@@ -1,11 +1,11 @@
 """Runs policies from Python: the functions give the results of the commands `run`, `compare`, `capacity` and `plot`."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
 from numbers import Integral
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, overload
@@ -160,9 +160,9 @@ def compare(
     from experiments.report.labels import with_replications
     from experiments.report.text import figures_text
 
-    if isinstance(policies, str) or len(policies) < 2:
+    if isinstance(policies, str) or not isinstance(policies, Collection) or len(policies) < 2:
         raise ConfigError("compare: give a list of at least two policies")
-    metrics = [metric] if isinstance(metric, str) else metric
+    metrics = metric if isinstance(metric, Collection) and not isinstance(metric, str) else [metric]
     for key in metrics:
         check_figure(f"metric={key}")
     runs = _frame(result for policy in policies for result in _replicate(policy, workload, seeds, None, keys))
@@ -212,7 +212,7 @@ def capacity(
 
     settings: Any = settings_of(policy, workload, keys, "capacity", partial(read_as, SearchSettings, SearchKeys))
     with TemporaryDirectory() as kept:
-        summary = measure(settings, Path(kept if output is None else output), log=lambda line: None)
+        summary = measure(settings, Path(kept) if output is None else _path(output), log=lambda line: None)
     figures = summary["capacity"]
     value, low, high = capacity_of(figures)[0], figures["low"], figures["high"]
     return Capacity(capacity_text(summary), summary, value, low, high)
@@ -234,11 +234,20 @@ def plot(name: str, folder: Folder, **keys: Any) -> "Figure":
 
     from experiments.plot import make_plot
 
-    made, *_ = make_plot(name, fspath(folder), *(f"{key}={_option(key, value)}" for key, value in keys.items()))
+    made, *_ = make_plot(
+        str(name), str(_path(folder, "folder")), *(f"{key}={_option(key, value)}" for key, value in keys.items())
+    )
     if isinstance(made, tuple):
         raise ConfigError(f"plot {name}: is a text; print the result of compare, or of simulate with seeds=")
     pyplot.close(made)  # a notebook shows the returned figure alone
     return made
+
+
+def _path(folder: Folder, key: str = "output") -> Path:
+    try:
+        return Path(folder)
+    except TypeError:
+        raise ConfigError(f"{key}={folder!r}: give the path of a folder") from None
 
 
 def _option(key: str, value: object) -> str:
@@ -262,7 +271,7 @@ def _replicate(
         if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
             raise ConfigError(f"{key}={value!r}: give a whole number, at least {least}")
     for seed in range(first, first + seeds):
-        folder = None if output is None else Path(output) / f"seed={seed}"
+        folder = None if output is None else _path(output) / f"seed={seed}"
         yield _serve(policy, workload, folder, {"backend": "sim"}, {**keys, "seed": seed})
 
 
@@ -286,5 +295,5 @@ def _serve(
     if output is None and (key := next((key for key in OF_FILES if key in keys), None)):
         raise ConfigError(f"{key}={keys[key]}: applies to files only; give output=FOLDER")
     settings = settings_of(policy, workload, {**defaults, **keys})
-    folder = None if output is None else Path(output)
+    folder = None if output is None else _path(output)
     return serve_settings(settings, folder, log=lambda line: None, bar="progress" in keys)

@@ -110,6 +110,8 @@ def section_of(value: object) -> Any:
 def _overrides(keys: Mapping[str, Any], objects: tuple[str, ...], config: str) -> Iterator[str]:
     """Yields the command line that the keywords describe. objects: groups that are given as objects."""
     groups = {key: f"{key}={value}" for key, value in keys.items() if key in GROUPS}
+    if other := next((key for key in groups if not isinstance(keys[key], str | Mapping)), None):
+        raise ConfigError(f"{other}={shorten(keys[other])}: give the name of a file in conf/{other}")
     yield from groups.values()
     known = _known_keywords(tuple(groups.values()), objects, config)
     spelled: dict[str, str] = {}

@@ -5,6 +5,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -168,6 +169,8 @@ def test_real_tokens_are_in_the_record() -> None:
         ("orca", {"metrics": {"warm": 1}}, ["metrics.warm", "warmup_requests"]),
         ("orca", {"decisions": True}, ["decisions", "output="]),
         ("orca", {"backend": "cpu"}, ["backend=cpu", "serve"]),
+        ("orca", {"output": 5}, ["output=5", "path"]),
+        ("orca", {"model": 5}, ["model=5", "conf/model"]),
         ("orcs", {}, ["policy=orcs", "orca"]),
         (Tiring, {}, ["policy=<class", "plan()"]),
         (Tiring(), {"chunk": 256}, ["chunk=256", "policy object"]),
@@ -224,7 +227,21 @@ def test_a_capacity_is_that_of_the_command(tmp_path: Path) -> None:
         capacity("orca", short, **few)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("policies", ["orca", ["orca"]], ids=["a name", "one"])
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (partial(compare, ["orca", "sarathi"], metric=5), "^metric=5: "),
+        (partial(capacity, "orca", slo={"ttft": 1}, output=5), "^output=5: give the path"),
+        (partial(plot, 5, "out"), "^plot 5: no such plot"),
+        (partial(plot, "curves", None), "^folder=None: give the path"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_a_line(call: Any, said: str) -> None:
+    with pytest.raises(CbatchError, match=said):
+        call()
+
+
+@pytest.mark.parametrize("policies", ["orca", ["orca"], None], ids=["a name", "one", "none"])
 def test_a_comparison_is_of_two_policies(policies: Any) -> None:
     with pytest.raises(CbatchError, match="at least two policies"):
         compare(policies, "open_loop", rate=1)
