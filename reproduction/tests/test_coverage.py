@@ -8,7 +8,7 @@ from cbatch.results.metrics import collect_served
 from cbatch.sim import SimExecutor
 from experiments.report.intervals import mean_of
 from policies.orca import Orca
-from reproduction.bench.coverage import COLUMNS, QUEUES, repeat
+from reproduction.bench.coverage import COLUMNS, QUEUES, repeat, search
 
 
 def test_truths_by_hand() -> None:
@@ -47,6 +47,15 @@ def test_intervals_cover_the_truth(name: str, num_repetitions: int) -> None:
         assert 0.93 - slack <= covered[column] <= 0.97 + slack
     for column in ("capacity", "mean"):
         assert covered[f"{column}, naive"] < 0.75
+
+
+@pytest.mark.long
+def test_a_whole_search_stops_near_the_truth() -> None:
+    """At ±3%, so that the truth lies within three widths even where the interval misses it."""
+    queue = QUEUES["M/M/1"]
+    low, high = search(queue, False, 0)
+    assert 0 < high - low <= 2 * 0.03 * 1.1 * queue.capacity
+    assert abs((low + high) / 2 - queue.capacity) < 3 * (high - low) / 2
 
 
 def test_mean_of_values_has_the_t_interval() -> None:
