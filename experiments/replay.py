@@ -150,12 +150,15 @@ def _settings(folder: Path) -> Settings:
 
 
 def _replanned(settings: Settings, recorded: Sequence[str], overrides: Sequence[str]) -> Settings:
-    """Returns a run's settings with the policy that the recorded command line, with these overrides, describes."""
+    """Returns a run's settings with the policy that the recorded command line, with these overrides, describes.
+
+    A key in place of a recorded one also replaces those of its section: `policy=orca` leaves out `policy.low=32`.
+    """
     if not overrides:
         return settings
     check_effects(overrides, PLANS_BY, "replay")
     replaced = {key_of(override) for override in overrides}
-    before = [override for override in recorded if key_of(override) not in replaced]
+    before = [override for override in recorded if not replaced & {key := key_of(override), key.split(".")[0]}]
     backend = settings.backend
     if "policy" in replaced and backend.pools:  # whose arguments are those of the recorded policy
         backend = replace(backend, pools={name: replace(pool, policy=None) for name, pool in backend.pools.items()})

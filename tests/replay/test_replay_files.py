@@ -199,3 +199,11 @@ def test_a_replay_finds_the_settings_of_the_runs_config_dir(folder: Path) -> Non
     refused = command("replay", "run", "chunk=64", cwd=folder)
     assert refused.stderr == f"error: --config-dir={own}: no such folder; give the one that holds your groups\n"
     assert command("replay", "--config-dir", "moved", "run", "chunk=64", cwd=folder).returncode == 1
+
+
+@pytest.mark.long
+def test_another_policy_leaves_out_the_arguments_of_the_recorded_one(folder: Path) -> None:
+    """While an argument alone replaces that argument."""
+    assert replay_of(folder, OWN, "+policy.chunk=3", "backend=sim").returncode == 0
+    assert "Orca decides differently" in command("replay", "run", "policy=orca", cwd=folder).stdout
+    assert command("replay", "run", "+policy.chunk=4", cwd=folder).returncode == 1
