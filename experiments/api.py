@@ -124,7 +124,7 @@ class Comparison(_Printed):
     runs: a row for each run: settings by key, figures by name, `label`.
     table: a row for each other policy and figure: `ratio` and `difference` to the first, each with the ends of its 95% interval,
         in the units of `summary`; `apart`: whether the interval of the difference excludes 0; `p_holm`: the p value, corrected for
-        the number of rows.
+        the number of tests.
     """
 
     runs: "pd.DataFrame"

@@ -12,7 +12,7 @@ parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is 
   baseline=POLICY    the policy that others are compared with, at equal chunks, and its other chunks with its first; or a
                      printed label; the first one by default
   csv=FILE           write a CSV file with a row for each figure of each comparison, in the units of summary.json: the ratio and the
-                     difference with the ends of their intervals, p, and p_holm, which is corrected for the number of rows
+                     difference with the ends of their intervals, p, and p_holm, which is corrected for the number of tests
   runs=TEXT          only runs whose folder names or command lines contain this; values after = are compared whole
 
 Runs that differ only in the seed are replications and share a label. Labels are compared with the baseline that has the same
@@ -20,7 +20,8 @@ settings apart from the policy's: in a sweep of rates and batches, in a table fo
 setting at equal values of the others, as chunks at each batch and batches at each chunk. If the workloads differ in nothing but the seed,
 both served the same requests: replications are then paired by seed, which removes most of the noise. The interval of the difference
 decides what is significant. Among many differences some are significant by chance: a line says how many remain if p values are corrected
-for their number by Holm's method. The interval of the ratio is computed on its logarithm, and may disagree with few seeds.
+for their number by Holm's method. Equal outcomes are one test, and figures that are equal in all replications none. The interval of the
+ratio is computed on its logarithm, and may disagree with few seeds.
 """
 
 import re
@@ -38,7 +39,7 @@ from cbatch.validation import nearest
 from experiments.capacity.folder import RESULT, read_searches
 from experiments.report import headings
 from experiments.report.headings import check_figure, flat, no_such_figure
-from experiments.report.intervals import CONFIDENCE, Compared, compare, few_text, holm
+from experiments.report.intervals import Compared, compare, few_text, holm, holm_text
 from experiments.report.labels import is_baseline, with_replications
 from experiments.report.notes import notes_of, tail_text
 from experiments.report.text import disagree, figures_text, intervals_text, values_text
@@ -160,8 +161,9 @@ def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", 
     pairs = pairs_of(rows, metrics, baseline)
     compared = {label for pair in pairs for label in (pair.label, pair.over)}
     others = [label for label in rows["label"].unique() if label not in compared]
+    results = [result for pair in pairs for result in pair.results.values()]
     alone = [f"not compared: nothing else has the settings of {label}" for label in others]
-    alone += [_holm_text(pairs), few_text(result.number for pair in pairs for result in pair.results.values())]
+    alone += [holm_text(results), few_text(result.number for result in results)]
     below = notes_of(summary["about"] for summary in rows.drop_duplicates("folder")["summary"]) if notes else []
     tails = any("p99" in key for pair in pairs for key in pair.results)
     if notes and tails and "run.counted_requests" in rows:
@@ -171,25 +173,16 @@ def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", 
 
 
 def table_of(pairs: Sequence[Pair]) -> pd.DataFrame:
-    """Returns a row for each figure of each pair. p_holm: corrected for the number of rows."""
+    """Returns a row for each figure of each pair. p_holm: corrected for the number of tests, see `holm`."""
     results = [(pair, key, result) for pair in pairs for key, result in pair.results.items()]
     rows = []
-    for (pair, key, result), p_holm in zip(results, holm([result.p for *_, result in results]), strict=True):
+    for (pair, key, result), p_holm in zip(results, holm([result for *_, result in results]), strict=True):
         ratio = dict(zip(("ratio", "ratio_low", "ratio_high"), result.ratio, strict=True))
         difference = dict(zip(("difference", "difference_low", "difference_high"), result.difference, strict=True))
         facts = {"p": result.p, "p_holm": p_holm, "apart": result.significant, "paired": result.paired}
         names = {"label": pair.label, "over": pair.over, "settings": pair.shared, "figure": key}
         rows.append({**names, **ratio, **difference, **facts, "replications": result.number})
     return pd.DataFrame(rows)
-
-
-def _holm_text(pairs: Sequence[Pair]) -> str:
-    """Returns how many significant differences remain after a correction for their number; empty for one difference, or none."""
-    results = [result for pair in pairs for result in pair.results.values() if result.number > 1]
-    if len(results) < 2 or not (found := sum(result.significant for result in results)):
-        return ""
-    remain = sum(p < 1 - CONFIDENCE for p in holm([result.p for result in results]))
-    return f"{found} of {len(results)} differences are significant, {remain} of them corrected for {len(results)} tests (Holm)"
 
 
 def _figures(rows: pd.DataFrame, metrics: Sequence[str]) -> Sequence[str]:

@@ -110,14 +110,29 @@ class Compared(NamedTuple):
         return self.number > 1 and not self.difference[1] <= 0 <= self.difference[2]
 
 
-def holm(values: Sequence[float]) -> list[float]:
-    """Returns p values corrected for their number (Holm, Scand. J. Statistics 1979), whatever their dependence. NaN values do not count."""
-    corrected, worst = [math.nan] * len(values), 0.0
-    known = np.argsort(values)[: len(values) - int(np.isnan(values).sum())]  # NaN comes last
-    for rank, place in enumerate(known):
-        worst = max(worst, min((len(known) - rank) * values[place], 1.0))
-        corrected[place] = worst
-    return corrected
+def holm(results: Sequence[Compared]) -> list[float]:
+    """Returns p values corrected for the number of tests (Holm, Scand. J. Statistics 1979), whatever their dependence.
+
+    Comparisons with the same difference and interval, as of two policies with equal schedules, are one test. Those of equal means
+    in all replications are none, since they can reject nothing (Tarone, Biometrics 1990), nor are those of one replication.
+    """
+    tests = {result.difference: result.p for result in results if any(result.difference) and result.number > 1}
+    corrected, worst = dict[tuple[float, float, float], float](), 0.0
+    for rank, test in enumerate(sorted(tests, key=tests.__getitem__)):
+        corrected[test] = worst = max(worst, min((len(tests) - rank) * tests[test], 1.0))
+    return [corrected.get(result.difference, result.p) for result in results]
+
+
+def holm_text(results: Sequence[Compared]) -> str:
+    """Returns how many significant differences remain after a correction for the number of tests; empty for one difference, or none."""
+    results = [result for result in results if result.number > 1]
+    if len(results) < 2 or not (found := sum(result.significant for result in results)):
+        return ""
+    remain = sum(p < 1 - CONFIDENCE for p in holm(results))
+    num_tests = len({result.difference for result in results if any(result.difference)})
+    fewer = "; equal outcomes are one test, and equal figures none" * (num_tests < len(results))
+    tests = f"{num_tests} test{'s' * (num_tests != 1)} (Holm{fewer})"
+    return f"{found} of {len(results)} differences are significant, {remain} of them corrected for {tests}"
 
 
 def compare(first: Mapping[Any, float], second: Mapping[Any, float], paired: bool) -> Compared:

@@ -17,7 +17,7 @@ from in_process import outcome
 
 from cbatch import ConfigError
 from experiments.compare import main, pairs_of, read_replications, report, table_of
-from experiments.report.intervals import compare, holm
+from experiments.report.intervals import Compared, compare, holm, holm_text
 from experiments.report.text import disagree
 
 T4 = 2.7764
@@ -40,14 +40,32 @@ def test_folders_with_unlike_columns_are_read_without_a_warning(
 
 
 def test_p_values_are_those_of_t_and_holm_corrects_them() -> None:
-    """Differences of 1 and 3 have t = 2 with 1 degree of freedom: p = 1 - 2 atan(2) / pi. Of 0.01, 0.03, 0.02: 3, 2 and 1 tests are left."""
+    """Differences of 1 and 3 have t = 2 with 1 degree of freedom: p = 1 - 2 atan(2) / pi. Of three tests 3, 2 and 1 are left."""
     found = compare(numbered(0, 0), numbered(1, 3), paired=True)
     assert found.p == pytest.approx(1 - 2 * math.atan(2) / math.pi)
     assert compare(numbered(1, 2), numbered(1, 2), paired=True).p == 1
     assert compare(numbered(1, 2), numbered(2, 3), paired=True).p == 0
-    assert holm([0.01, 0.03, 0.02]) == pytest.approx([0.03, 0.04, 0.04])
-    assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([]) == []
-    assert holm([0.01, math.nan, 0.02]) == pytest.approx([0.02, math.nan, 0.02], nan_ok=True)
+    weak, strong, sure = (
+        compare(numbered(0, 0), numbered(*ends), paired=True) for ends in ((9, 11), (99, 101), (999, 1001))
+    )
+    assert [weak.p, strong.p, sure.p] == pytest.approx([6.35e-2, 6.37e-3, 6.37e-4], rel=0.01), "t = 10, 100, 1000"
+    assert holm([strong, weak, sure]) == pytest.approx([2 * strong.p, weak.p, 3 * sure.p])
+    assert holm([found, weak]) == pytest.approx([found.p, 2 * weak.p]) and holm([]) == []
+
+
+def test_equal_outcomes_need_no_correction() -> None:
+    """Two of five comparisons are the same test, as of policies with equal schedules; one compares equals, and one single replications."""
+    outcomes = ((9, 11), (9, 11), (30, 31), (0, 0))
+    results = [compare(numbered(0, 0), numbered(*ends), paired=True) for ends in outcomes]
+    ends = 1.0, math.nan, math.nan
+    results.append(Compared(ends, ends, 1, paired=True))
+    other, same, less, equal, single = holm(results)
+    assert less == pytest.approx(2 * results[2].p) and other == same == pytest.approx(results[0].p)
+    assert equal == 1 and math.isnan(single)
+    assert holm_text(results).startswith("1 of 4 differences are significant, 1 of them corrected for 2 tests (Holm; ")
+    few = holm_text(results[2:])
+    assert few.startswith("1 of 2 differences are significant, 1 of them corrected for 1 test (Holm; ")
+    assert not holm_text(results[3:])
 
 
 def test_pairs_take_out_what_replications_share() -> None:
