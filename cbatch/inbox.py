@@ -128,12 +128,12 @@ class Inbox:
     def give_way(self, state: State, now: float) -> None:
         """Called when the engine plans nothing, perhaps for lack of room: otherwise engines could wait for each other.
 
-        Gives up the blocks kept last if requests are offered to this engine, or it prefills some for others. Otherwise ends a lease, if leases
-        alone leave no room for the requests offered.
+        Gives up the blocks kept last if requests are offered to this engine, or it prefills some for others. Otherwise ends a lease, if
+        requests are offered and no copy will bring one: a running request may need the lease's blocks, too.
         """
         if self.kept and (self.offered or any(map(state.hands_over, (*state.waiting, *state.running)))):
             self.take_back(next(reversed(self.kept.values())).request)
-        elif self.offered and give_way(state):
+        elif self.offered and not self.loading and give_way(state):
             self.on_gave_way(now)
 
     def withdraw(self, request: Request) -> bool:

@@ -53,9 +53,10 @@ class Chunks:
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()
-        plan.add_decodes()
+        plan.add_decodes(preempt_newest=True)
         for request in [*view.prefilling, *view.waiting]:
-            plan.add(request)
+            if request not in plan.plan.preempt:
+                plan.add(request)
         return plan.build()
 
 
@@ -489,3 +490,25 @@ def test_mlfq_forgets_what_another_replica_continues() -> None:
     policy = MLFQ(quantum=0.5, promote_after=3.0)
     serve([replica(policy=policy), replica()], requests, Moves(1, Affine(0.0, 1.0)))
     assert all(request.num_output_tokens == 3 for request in requests)
+
+
+class Crosswise:
+    """Requests 0 and 1 move from each replica to the other; others stay."""
+
+    moves = True
+
+    def choose(self, request: Request, view: ClusterView) -> Route:
+        here = request.id % 2
+        return Route(here, 1 - here if request.id < 2 else here)
+
+
+def test_replicas_give_way_although_they_run_requests() -> None:
+    """Each of 12 blocks holds 8 for the other replica, and has computed 4 of 8 prompt tokens of its own when nothing is free.
+
+    The policy does not preempt its only running request, which fits by itself.
+    """
+    requests = [Request(id_, 8, 3, arrival_time=0.5 * (id_ > 1)) for id_ in range(4)]
+    engines = [replica(num_blocks=12, policy=Chunks()) for _ in range(2)]
+    serve(engines, requests, Moves(1, Affine(0.0, 0.0)), [Role.BOTH] * 2, Crosswise())
+    assert [request.num_output_tokens for request in requests] == [3] * 4
+    assert [request.num_moves for request in requests] == [1, 1, 0, 0]
