@@ -17,7 +17,7 @@ import numpy as np
 
 from cbatch import Engine, FinishReason, Request, RunRecord
 from cbatch.cluster import Cluster
-from cbatch.results.attainment import stated_objectives
+from cbatch.results.attainment import num_without, stated_objectives
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Served
 from cbatch.results.regret import regret
@@ -213,6 +213,7 @@ def _result_of(
         "outputs_cut": sum(request.is_cut for request in ended),  # at `max_new_tokens`
         "cancelled": sum(request.finish_reason is FinishReason.CANCELLED for request in ended) - run.end.get("cut", 0),
         "objectives": stated_objectives(ended, run.settings.metrics.objectives),
+        "without_objective": num_without(ended, run.settings.metrics.objectives),
         "early_turns": {} if run.engine.arrivals.follow_ends else early_turns(ended, served),
         **run.end,
     }

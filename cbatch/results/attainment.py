@@ -63,6 +63,11 @@ def stated_objectives(requests: Iterable[Entry], others: SLO) -> dict[str, str]:
     return {name: "".join(shared) for name, shared in texts.items() if len(shared) == 1}
 
 
+def num_without(requests: Iterable[Entry], others: SLO) -> int:
+    """Returns how many requests have no objective, so that goodput leaves them out. others: see `stated_objectives`."""
+    return sum({others, request.slo} == {NO_SLO} for request in requests)
+
+
 def goodput(
     requests: Collection[Entry], served: Served, window: Window, objectives: SLO, seconds: float
 ) -> dict[str, float]:

@@ -77,6 +77,8 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     objectives = summary["about"].get("objectives", {})
     if goodput:
         attained = f"{share(goodput['attained_share'])} attain {objectives.get('', 'their objectives')}"
+        if without := summary["about"].get("without_objective"):
+            attained += f"; {without:,} of {run['requests']:,} requests have no objective"
         yield "goodput", f"{number(goodput['requests_per_second'])} requests/s, {attained}"
     if attained := summary["attainment"]:
         by_tier = attained["tiers"].items()

@@ -15,6 +15,7 @@ from cbatch import SLO, FinishReason, Request, RunRecord
 from cbatch.results.attainment import attainment, goodput, stated_objectives
 from cbatch.results.metrics import Window, collect_served
 from cbatch.results.service import Service, fairness, max_min_shares, measure_windows, service_of
+from experiments.api import simulate
 from experiments.report.text import run_text
 from experiments.workloads.readers.table import parse_table, read_text
 
@@ -233,6 +234,18 @@ def test_goodput_counts_objectives_as_attainment_does(run: dict[str, float], own
         assert found["requests_per_second"] == share * len(own) / 4
         assert shares(**{name: (None, slo) for name, slo in own.items()})["share"] == share
     assert goodput(asked_of(record), collect_served(record), ALWAYS, SLO(), 4.0) == {}
+
+
+@pytest.mark.long
+def test_the_line_on_goodput_says_how_many_requests_have_no_objective() -> None:
+    """A default objective is of all of them."""
+    gold = {"gold": {"share": 0.3, "slo": {"ttft": 0.5}}, "rest": {"share": 0.7}}
+    some = simulate("orca", "open_loop", num_requests=40, rate=30, tiers=gold)
+    every = simulate("orca", "open_loop", num_requests=40, rate=30, metrics={"objectives": {"ttft": 0.5}})
+    assert (without := some.requests["slo_ttft_seconds"].isna().sum()) == 30
+    of_some, of_every = (next(line for line in str(of).splitlines() if "goodput " in line) for of in (some, every))
+    assert of_some.endswith(f" attain TTFT 0.5 s; {without} of 40 requests have no objective")
+    assert of_every.endswith(" attain TTFT 0.5 s")
 
 
 def test_objectives_are_named_where_all_requests_share_them() -> None:
