@@ -237,8 +237,10 @@ class Posted(Listed):
             self.receive(self.messages.get(timeout=max(seconds, 0.0)))
         except Empty:
             if (number := self.num_unfinished - self._is_open) and seconds == self._patience:
-                stalled = f"the policy plans nothing for {seconds:g} s with {number} requests"
-                raise StallError(f"{stalled}; raise patience.seconds") from None
+                stuck = host.standstill(number)  # no StallError if they are on their way between engines
+                held = isinstance(stuck, StallError)
+                text = str(stuck) if held else f"the policy plans nothing with {number} requests"
+                raise StallError(f"{text}; for {seconds:g} s so far: or raise patience.seconds") from None
 
     def seconds_until(self, host: Any, time: float) -> float:
         """Returns the real seconds from now until a time of the host."""

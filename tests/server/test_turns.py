@@ -126,7 +126,11 @@ def test_an_idle_engine_waits_for_messages_and_says_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("policy", "problem"), [("Fails", "the policy's fault"), ("Idles", "plans nothing for 0.2 s with 1 requests")]
+    ("policy", "problem"),
+    [
+        ("Fails", "the policy's fault"),
+        ("Idles", "policy Idles, iteration 0: empty plan with 1 waiting and 0 running requests (request 0)"),
+    ],
 )
 def test_a_policy_that_fails_or_idles_ends_the_run_which_is_written(policy: str, problem: str, tmp_path: Path) -> None:
     def answer(message: Any, turns: list[Turn]) -> Sequence[Message]:
