@@ -192,7 +192,7 @@ def run_table(
     """Returns a table of runs, followed by the omitted runs and the origin of the times.
 
     Runs with the same label, such as runs with several seeds, share a row with means and their 95% intervals. In plain text, shares and counts
-    of events that are 0 in all of several rows stand below the table, which is wide. In Markdown the runs are columns if that is narrower. Runs with transfers show the longest gap between tokens.
+    of events that are 0 in all of several rows stand below the table, which is wide. In Markdown, and in a terminal, the runs are columns if that is narrower. Runs with transfers show the longest gap between tokens.
 
     Args:
         runs: a frame of `read_runs`.
@@ -216,9 +216,11 @@ def run_table(
         scarce += [f"{label}: {', '.join(fewer)}"] * bool(fewer)
     heads = ["run", *(heading.text for heading in headings)]
     layouts: list[list[Sequence[str]]] = [[heads, *rows]]
-    if tablefmt != "simple":
-        layouts.append([*zip(heads, *rows, strict=True)])
-    table = min((_lay_out(layout, tablefmt) for layout in layouts), key=lambda text: text.index("\n"))
+    if tablefmt != "simple" or sys.stdout.isatty():
+        first, *others = zip(heads, *rows, strict=True)
+        first = [head.replace(", ", ",\n") if tablefmt == "simple" else head for head in first]
+        layouts.append([first, *others])
+    table = min((_lay_out(layout, tablefmt) for layout in layouts), key=lambda text: max(map(len, text.splitlines())))
     end = "" if tablefmt == "simple" else "\n"  # Markdown ends a table with an empty line
     tail = tail_text(group["run.counted_requests"].tolist() for _, group in groups)
     origins = notes_of(summary["about"] for summary in runs["summary"])

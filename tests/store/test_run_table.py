@@ -3,6 +3,7 @@
 import math
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -218,3 +219,10 @@ def test_seeds_are_a_sweep() -> None:
     assert with_seeds(["policy=orca", "seeds=3"]) == ["-m", "policy=orca", "seed=0,1,2"]
     assert with_seeds(["-m", "seeds=2", "seed=7"]) == ["-m", "seed=7,8"]
     assert with_seeds(["seed=7"]) == ["seed=7"]
+
+
+def test_runs_are_columns_in_a_terminal_if_that_is_narrower(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = runs(summary("a"), summary("b"))
+    assert run_table(pair).split()[:2] == ["run", "tokens/s"]
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: True))
+    assert run_table(pair).split()[:3] == ["run", "a", "b"]
