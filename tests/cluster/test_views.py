@@ -6,12 +6,15 @@ from collections.abc import Callable
 from itertools import cycle
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from small_cluster import make_cost
 
 from cbatch import Limits, Policy, Request, Server, Step
 from cbatch.arrivals import Listed
-from cbatch.cluster import Cluster, ClusterView, LeastLoaded
+from cbatch.cluster import Cluster, ClusterView, LeastLoaded, ReplicaView, Role
+from cbatch.cluster.reports import Report
+from cbatch.cost import CostFunction
 from cbatch.kv import KVSize
 from cbatch.model.topology import Topology
 from cbatch.sim.executor import SimExecutor
@@ -175,3 +178,34 @@ def test_a_cache_is_shown_once_its_blocks_are_reported() -> None:
                 before = [at for id_, log in logs.items() for at, _ in log if requests[id_].prefix_hashes == chat]
                 assert row.cached_tokens == 4 and min(before) <= row.now
     assert hits > 30
+
+
+def test_a_replica_is_shown_as_it_was_reported_and_as_it_was_sent() -> None:
+    """10 blocks of 4 tokens. An iteration takes 1 s for each token of a prompt and 0.1 s for each token before it.
+
+    The first request has 8 of 12 prompt tokens computed; the second shares these, and has 2 left. So 4 + 0.8 + 2 + 0.8 s are predicted.
+    """
+    cost = CostFunction(lambda shape: sum(tokens + 0.1 * context for tokens, context in shape.chunks))
+    view = ReplicaView("", 10, 4, Limits(4, 64, 64), cost)
+    cluster = ClusterView([view], 0.0)
+    assert (cluster.num_arrived, cluster.least, cluster.stage) == (0, 1, Role.PREFILL)
+    assert (view.at, view.kv_use, view.num_unfinished, view.predicted_wait) == (0, 0, 0, 0)
+    first, second, third = (
+        Request(id_, tokens, 8, prefix_hashes=(1, 2, 3), hash_block=4) for id_, tokens in enumerate((12, 10, 9))
+    )
+    view.send(first)
+    assert view.prompt_blocks_with(second) == 4, "three of the first, and the part of one"
+    cached = dict.fromkeys(view.block_hashes(first)[:2], True)
+    view.post(Report(1.0, np.array([0]), np.array([8]), 0, 7, changed=cached))
+    cluster.update(1.0)
+    view.send(second)
+    assert (view.at, view.kv_use, view.num_running, view.num_waiting) == (1, pytest.approx(0.3), 1, 1)
+    assert view.prompts_left() == [(first, 4), (second, 2)] and view.predicted_wait == pytest.approx(7.6)
+    cluster.bind(third, 0)
+    assert view.num_unfinished == 3 and view.prompt_tokens_left == 6, "its prompt is computed elsewhere"
+    cluster.unbind(third)
+    for at, ended in ((2.0, [(0, 5), (1, 2)]), (3.0, [(2, 3)])):
+        view.post(Report(at, np.array([], int), np.array([], int), 0, 10, ended))
+    assert [request.id for request in cluster.update(3.0)] == [0, 1, 2]
+    assert (view.num_ended, view.ended_prompt_tokens, view.ended_output_tokens) == (3, 31, 10)
+    assert cluster.fitting(Request(3, 30, 11)) == [0] and cluster.fitting(Request(4, 30, 12)) == [], "41 tokens fit"
