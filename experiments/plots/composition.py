@@ -119,8 +119,8 @@ def _draw_column(panels: Mapping[str, Axes], steps: pd.DataFrame, requests: pd.D
     held.plot(drawn["started"], used, drawstyle="steps-post", color="black", linewidth=1)
     for name, (color, width) in _SHARES.items() if SHARES in panels else ():
         values = 100 * drawn[name] / drawn["device_seconds"].where(drawn["device_seconds"] > 0)
-        style = {"color": color, "linewidth": width, "label": name.upper(), "drawstyle": "steps-post"}
-        panels[SHARES].plot(drawn["started"], values, **style)
+        [line] = panels[SHARES].plot(drawn["started"], values, label=name.upper(), drawstyle="steps-post")
+        line.set(color=color, linewidth=width)
     if PROMPTS in panels:
         _draw_prompts(panels[PROMPTS], requests, steps["started"].max())
     return how

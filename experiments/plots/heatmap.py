@@ -52,7 +52,7 @@ def draw(folder: Path, look: Look = PLAIN, *, x: str, y: str, value: str) -> Fig
     points, heading = points_of(places, "place", value), heading_of(value)
     names = [_names(frame, key, look) for key in (x, y)]
     if with_names(axis_of(y), frame, look.labels).categories:
-        names[1] = dict(reversed(names[1].items()))  # the first name on top, as in tables
+        names[1] = dict([*names[1].items()][::-1])  # the first name on top, as in tables
     figure = _draw_panels(points, names, heading, look.size[0] if look.size else PAGE)
     for panel in figure.axes[:-1]:
         panel.set(xlabel=axis_of(x).text, ylabel=axis_of(y).text)

@@ -63,13 +63,13 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "", y: str = "") -> Figure:
         )
         style = {**line_style(place), "label": label, "capsize": 2, "elinewidth": 0.8, "clip_on": False}
         style |= {"linestyle": ""} if len(points[0]) == 1 else {}
-        means = [of["mean"] for of in points]
-        _, caps, bars = panel.errorbar(*means, xerr=xerr, yerr=yerr, **style)
+        means = points[0]["mean"], points[1]["mean"]
+        _, caps, bars = panel.errorbar(means[0], means[1], xerr=xerr, yerr=yerr, **style)
         for part in (*caps, *bars):
             part.set_clip_on(True)  # an end at 0 lies far below a logarithmic axis
         for end in (0, -1) if len(points[0]) > 1 else ():
             texts = {"textcoords": "offset points", "fontsize": 6, "color": style["color"]}
-            panel.annotate(f"{points[0]['x'].iloc[end]:g}", [mean.iloc[end] for mean in means], (4, -8), **texts)
+            panel.annotate(f"{points[0]['x'].iloc[end]:g}", (means[0].iloc[end], means[1].iloc[end]), (4, -8), **texts)
     for axis, of_labels, key in zip("xy", (across, up), (x, y), strict=True):
         heading, ends = heading_of(key), pd.concat(of_labels.values())
         panel.set(**{f"{axis}label": heading.on_axis, f"{axis}lim": _ends(ends, heading.limits[1])})

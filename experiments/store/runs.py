@@ -129,7 +129,7 @@ def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:
     if chosen.empty:
         whole = ", as values after = are compared whole" * ("=" in text)
         parts = [{*re.sub(r"'|,[^,]*,~[0-9a-f]{8}$", "", name).split(",")} for name in names]  # those not cut off
-        known = set.union(*parts) - set.intersection(*parts) or {*names}
+        known = parts[0].union(*parts) - parts[0].intersection(*parts) or {*names}
         raise ConfigError(f"runs={text}: no folder name contains this{whole}; {nearest(text, known)}")
     return chosen
 
@@ -218,8 +218,8 @@ def run_table(
     layouts: list[list[Sequence[str]]] = [[heads, *rows]]
     if tablefmt != "simple" or sys.stdout.isatty():
         first, *others = zip(heads, *rows, strict=True)
-        first = [head.replace(", ", ",\n") if tablefmt == "simple" else head for head in first]
-        layouts.append([first, *others])
+        parts = [head.replace(", ", ",\n") if tablefmt == "simple" else head for head in first]
+        layouts.append([parts, *others])
     table = min((_lay_out(layout, tablefmt) for layout in layouts), key=lambda text: max(map(len, text.splitlines())))
     end = "" if tablefmt == "simple" else "\n"  # Markdown ends a table with an empty line
     tail = tail_text(group["run.counted_requests"].tolist() for _, group in groups)
