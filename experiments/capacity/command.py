@@ -16,7 +16,7 @@ from cbatch.validation import Give, positive, whole
 from experiments.capacity.control import draw_queue
 from experiments.capacity.estimate import Shares
 from experiments.capacity.folder import RESULT, open_simulations
-from experiments.capacity.search import LEAST, Capacity, Goal, Search
+from experiments.capacity.search import LEAST, LEAST_PER_REQUEST, Capacity, Goal, Search
 from experiments.capacity.simulation import replicate, simulate
 from experiments.report.intervals import CONFIDENCE
 from experiments.serve import about_run, origin_of_run
@@ -102,6 +102,10 @@ def measure(
     run = assemble(replicate(settings, 0, 1.0, goal.requests))
     if settings.bounds:
         bounds_of(run)  # raises where they are not valid
+    places = sum(setup.limits.max_batch * setup.settings.backend.replicas for setup in run.setups)
+    if not goal.grows and not goal.per_session and goal.requests < (enough := LEAST_PER_REQUEST * places):
+        most = f"{goal.requests // LEAST_PER_REQUEST} requests in the system near the capacity"
+        log(f"requests={goal.requests}: allows at most {most}; {enough} would allow full batches")
     origin, composed = origin_of_run(settings), settings.composed
     about = {**about_run(run), **origin, "slo": slo_text(composed.choices.get("slo", "none"), composed.overrides)}
     cores = settings.cores

@@ -27,7 +27,7 @@ _PILOT = 4  # replications of the bracket
 _NARROW = 1.1  # ratio of the bracket's ends
 _RATES, _MOST_RATES = 4, 20
 _STEP = 1.066  # ratio of neighbouring rates
-_RESIDENCE_TIMES = 5
+_RESIDENCE_TIMES, LEAST_PER_REQUEST = 5, 20  # left out at both ends; requests of a replication for each in the system
 _AT_ONCE = 1e6  # requests per second
 _IDLE, _FEW = 0.02, 200  # load at which requests are served one by one, and the requests simulated at it
 

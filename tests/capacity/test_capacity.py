@@ -113,6 +113,7 @@ def test_a_search_is_written_resumed_and_not_repeated(folder: Path, monkeypatch:
     curve = one_percent_at_7(scatter=0.5)
     simulate_curve(monkeypatch, curve)
     printed, first = run(), result()
+    assert "requests=3000" not in printed, "enough for a batch of 18"
     figures = first["capacity"]
     assert figures["requests_per_second"] == pytest.approx(7.0, rel=0.01)
     assert f"{figures['requests_per_second']:.4g} [{figures['low']:.4g}, {figures['high']:.4g}] requests/s" in printed
@@ -140,6 +141,7 @@ def test_a_capacity_over_what_no_policy_can_sustain(folder: Path, monkeypatch: p
     run(*small, without=["slo.ttft"])
     simulated = Path("found/simulations.jsonl").read_text()
     printed = run(*small, "bounds=true", without=["slo.ttft"])
+    assert re.match("requests=200: .* 10 .* 360 ", printed), "a twentieth of them in the system; 18 of a batch need 360"
     assert Path("found/simulations.jsonl").read_text() == simulated, "nothing is simulated again"
     regret, figures = result()["regret"], result()["capacity"]
     keys = compose("policy=orca", "workload=open_loop", "backend=sim", "+workload.slo.tbt=1").keys
