@@ -17,7 +17,7 @@ Setting = Literal["on", "off", "auto"]
 _INTERVAL = 0.1  # seconds between updates of a bar
 _DELAY = 2.0  # seconds before a run's bar appears
 _BETWEEN_LINES = 30.0  # seconds between lines if stderr is no terminal, and before the first line
-_LAYOUT = "{n_fmt}/{total_fmt} requests |{bar}| {elapsed} elapsed, {remaining} left{postfix}"
+_LAYOUT = "{n_fmt}/{total_fmt} requests |{bar}| {elapsed}, {remaining} left{postfix}"
 
 
 class _Lines:
@@ -54,14 +54,15 @@ def memory_text() -> str:
     import resource
 
     unit = 1 if sys.platform == "darwin" else 1024  # bytes
-    return f", {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9:.1f} GB of memory"
+    return f", {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9:.1f} GB memory"
 
 
 @contextmanager
 def progress(setting: Setting, num_requests: int) -> Iterator[Callable[..., None]]:
     """Yields a callback for `Engine.run`.
 
-    "auto" shows a bar if stderr is a terminal, and lines otherwise.
+    "auto" shows a bar if stderr is a terminal, and lines otherwise. Tokens per second are the mean so far of those computed, without
+    what the prefix cache held; with replicas and in streamed runs the seconds are shown for which the server has served.
     """
     if setting == "off":
         yield lambda engine: None
@@ -96,6 +97,7 @@ class _Watch:
         seconds = engine.executor.now()
         if seconds > 0:
             taken = steps and steps[0].iteration  # a streamed run drops its results; a cluster has none yet
-            rate = f"{self._num_tokens / seconds:,.0f} tokens/s" if steps and not taken else f"{seconds:,.0f} s served"
+            speed = f"{self._num_tokens / seconds:,.0f} tokens/s computed"
+            rate = speed if steps and not taken else f"{seconds:,.0f} s served"
             self.bar.set_postfix_str(f"{rate}{memory_text()}", refresh=False)
         self.bar.update(engine.arrivals.num_ended - self.bar.n)

@@ -227,7 +227,7 @@ def test_progress_shows_requests_speed_and_time_left(
     with progress(setting, len(run.requests)) as on_step:
         run.engine.run(on_step)
     shown = capsys.readouterr().err.split("\r" if setting == "on" else "\n")
-    done = r"20/20 requests \|.+\| \d\d:\d\d elapsed, 00:00 left, [\d,]+ tokens/s, \d\.\d GB of memory *"
+    done = r"20/20 requests \|.+\| \d\d:\d\d, 00:00 left, [\d,]+ tokens/s computed, \d\.\d GB memory *"
     assert any(re.fullmatch(done, line) for line in shown) == (setting != "off")
     assert (shown == [""]) == (setting == "off")
 
