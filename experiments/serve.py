@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 Loop = Callable[[Run, Path | None], RunRecord]
 
 AT_ONCE = 1000  # iterations that a streamed run holds before it keeps them
-
-
 _EARLIER_RUNS = EarlierRuns()
 
 

@@ -300,7 +300,7 @@ def test_a_full_decoder_stops_the_prefiller_or_loses_leases(lease: float, lost: 
     ("free", "is_idle", "fits"), [(8, True, True), (7, True, False), (17, False, True), (16, False, False)]
 )
 def test_room_is_left_for_what_runs_and_what_waits(free: int, is_idle: bool, fits: bool) -> None:
-    """8 blocks are lacking, 4 promised to others, and 5 for the growth of all; an idle decoder has nobody to leave room for."""
+    """8 blocks are lacking, 4 promised to others, and 5 for the growth of all; an idle decoder leaves room for no other."""
     assert has_room(Room(20, 8, free, 4, 5, is_idle)) is fits
 
 
