@@ -42,6 +42,8 @@ class LengthOrder(RankedPrompts):
         self.predictor = predictor
         self._computed = 0  # tokens of all ended iterations
         self._computed_before: dict[Request, int] = {}  # tokens computed before the request arrived
+        if order == "hrrn":
+            self.on_step = self._count  # without this hook, vLLM need not ask a steady policy at each iteration
 
     @property
     def steady(self) -> bool:
@@ -54,7 +56,7 @@ class LengthOrder(RankedPrompts):
         if self.order != "hrrn":  # which sorts all that wait at each plan
             super().on_wait(request)
 
-    def on_step(self, record: StepRecord) -> None:
+    def _count(self, record: StepRecord) -> None:
         self._computed += record.num_prefill_tokens + record.num_decode_tokens
 
     def prompts(self, view: View) -> Iterable[Request]:
