@@ -27,7 +27,7 @@ LACKS = {
     "places": "the policy pauses requests, but there is no place for paused ones: give max_running above batch",
     "hidden_lengths": "the policy estimates output lengths, which max_new_tokens states: give workload.max_new_tokens",
     "drafts": "drafter has no effect, as the policy asks for no drafts: give drafting=goodput, or policy=joint",
-    "drafter": "the policy asked for drafts, and drafter=none makes none: give drafter=survivals in simulation, else drafter=ngram",
+    "drafter": "the policy asked for drafts, and drafter=none makes none: give drafter=glm_dspark in simulation, else drafter=ngram",
     "max_drafts": "more drafts were asked for than the drafter makes of a request: they are cut to drafter.max_drafts",
     "replicas": "backend.router has no effect, as there is one replica: give backend.replicas",
     "more_replicas": "the autoscaler wanted more replicas than there are: they are cut to backend.replicas, or to those of the pool",

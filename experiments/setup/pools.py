@@ -190,7 +190,7 @@ def _limits(
         raise ConfigError(f"{named}: makes no drafts, as max_drafts is 0; set max_drafts in the class")
     if "drafting" in settings.policy.section and not drafter.max_drafts:
         raise ConfigError(
-            f"drafting: {named} makes no drafts; give drafter=survivals in simulation, else drafter=ngram"
+            f"drafting: {named} makes no drafts; give drafter=glm_dspark in simulation, else drafter=ngram"
         )
     return Limits(batch, max_tokens, longest, tile, (), num_stages, running, drafter.max_drafts)
 
