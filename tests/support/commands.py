@@ -142,13 +142,20 @@ def sigint_not_ignored() -> Iterator[None]:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """No file that this process writes may grow beyond `size` bytes."""
+    """No file that this process writes, or one that it starts, may grow beyond `size` bytes.
+
+    Python would cut the bytecode of modules that are imported for the first time, and later fail to read it: none is written.
+    """
     import resource  # not on Windows
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
-        yield
+        with (
+            mock_patch.object(sys, "dont_write_bytecode", True),
+            mock_patch.dict(os.environ, PYTHONDONTWRITEBYTECODE="1"),
+        ):
+            yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
