@@ -31,6 +31,11 @@ _NAMES = ("output", "sweep")  # their single value may contain commas
 _OBJECTS = re.compile(r"backend\.router|\+backend\.pools\.[\w-]+\.router|workload\.(arrivals|lengths)")
 """Keys that take the import path of a class, too."""
 
+_BY_NAME = re.compile(
+    r"workload\.(clients|tiers|lengths\.parts)|backend\.pools|metrics\.client_weights|policy\.weights"
+)
+"""Keys with entries under names of the user's choice."""
+
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 
 
@@ -38,7 +43,8 @@ def with_arguments(overrides: Sequence[str]) -> list[str]:
     """Returns the overrides in the form that Hydra reads.
 
     Options with arguments are replaced by plain names, which Hydra then knows. Text with = is quoted, since run names contain settings.
-    An object, {_target_: a.B, mean: 3} or a.B(mean=3), replaces the object of a preset; Hydra would mix the arguments of both.
+    An object, {_target_: a.B, mean: 3} or a.B(mean=3), replaces the object of a preset, and entries by name, such as clients, replace
+    the preset's; Hydra would mix both.
 
     Raises ConfigError if arguments cannot be read.
     """
@@ -55,7 +61,8 @@ def with_arguments(overrides: Sequence[str]) -> list[str]:
         pieces = _pieces(value) if named and ("(" in value or "." in value) else []
         if any("(" in piece or _is_import_path(group, piece) for piece in pieces):
             override = f"{group}={','.join(map(repr, option_names(group, value)))}"
-        replaces = group[:1].isalpha() and "." in group and any(map(_OBJECT.match, _split(value)))
+        starts = re.compile(r"\s*\{") if _BY_NAME.fullmatch(group) else _OBJECT
+        replaces = group[:1].isalpha() and "." in group and any(map(starts.match, _split(value)))
         # null may be there, which Hydra cannot delete
         plain += [f"{group}=null", f"++{override}"] if replaces else [override]
     return plain
@@ -107,8 +114,17 @@ def _store(group: str, option: str) -> Iterator[str]:
             node.defaults.remove("_self_")  # composed last: arguments of a part replace those of its preset
             node.defaults.append("_self_")
         for key, value in arguments:
-            if f"/{key}@{key}" not in parts:
-                OmegaConf.update(node, key, value)
+            if f"/{key}@{key}" in parts:
+                continue
+            OmegaConf.update(node, key, value)
+            if (
+                not by_path
+                and isinstance(value, dict)
+                and ("_target_" in value or _BY_NAME.fullmatch(f"{group}.{key}"))
+            ):
+                OmegaConf.update(emptied := OmegaConf.create(), key, None)
+                ConfigStore.instance().store(f"null({key})", emptied, group)
+                node.defaults.insert(1, f"null({key})")  # between the preset and `_self_`
         args = ",".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in arguments)
         stored = _NOT_IN_A_NAME.sub("_", f"{name}({args})" if args else name)
         ConfigStore.instance().store(stored, node, group)

@@ -45,7 +45,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("chunk=range(1,3)", None),
         ("policy={_target_: a.B, mean: 3}", None),
         ("+workload.lengths={_target_: a.B, mean: 3}", None),
-        ("workload.lengths.parts={long: {lengths: {_target_: a.B}}}", None),
+        ("workload.lengths={parts: {long: {lengths: {_target_: a.B}}}}", None),
         ("policy=mine.Own", ["mine.Own"]),
         ("policy=orca,mine.Own", ["orca", "mine.Own"]),
         ("policy=mine.Own(a=1,2,b=x)", ["mine.Own(a=1,b=x)", "mine.Own(a=2,b=x)"]),
@@ -120,6 +120,23 @@ def test_an_object_takes_the_place_of_the_one_of_a_preset() -> None:
         alone = compose(preset, f"{key}={'{_target_: a.B, mean: 3}'}")
         assert OmegaConf.select(OmegaConf.create(alone.keys), key) == {"_target_": "a.B", "mean": 3}
         assert compose(*alone.overrides).keys == alone.keys, "as a command is given again by what runs store of it"
+
+
+@pytest.mark.parametrize(
+    ("preset", "key", "value"),
+    [
+        ("workload=clients", "clients", "{zed: {rate: 2}}"),
+        ("workload=long_context", "lengths.parts", "{all: {share: 1}}"),
+        ("workload=open_loop", "lengths", "{_target_: a.B, mean: 3}"),
+    ],
+)
+def test_entries_by_name_take_the_place_of_a_presets(preset: str, key: str, value: str) -> None:
+    """As a key and as an argument of the option; + adds entries."""
+    for words in ((preset, f"workload.{key}={value}"), (f"{preset}({key}={value})",)):
+        keys = OmegaConf.create(compose(*words).keys)
+        assert OmegaConf.select(keys, f"workload.{key}") == yaml.safe_load(value)
+    more = compose("workload=clients", "+workload.clients={zed: {rate: 2}}").keys["workload"]["clients"]
+    assert [*more] == ["ann", "bob", "zed"]
 
 
 def test_an_experiment_sweeps_options_with_arguments_unless_the_command_line_does(tmp_path: Path) -> None:
