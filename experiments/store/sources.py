@@ -20,8 +20,9 @@ from cbatch.sim import PROFILES
 from experiments.store.provenance import ROOT
 from policies.routers import ROUTERS
 
-_FRAMEWORK = ("cbatch", *(f"experiments/{name}" for name in ("settings", "setup", "workloads", "serve.py", "text.py")))
-"""Code that every run depends on. Policies are not included, since a run depends only on its policy."""
+_PARTS = ("settings", "setup", "trials", "workloads", "serve.py", "text.py", "capacity/simulation.py")
+_FRAMEWORK = ("cbatch", *(f"experiments/{name}" for name in _PARTS))
+"""Code that runs, or the simulations of a search, depend on. Policies are not included, since a run depends only on its policy."""
 
 _INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _SECTIONS = ("policy", "workload", "model", "runtime", "backend", "autoscale", "hardware")

@@ -51,7 +51,13 @@ def test_a_result_names_its_policy_with_what_it_imports_and_no_other(folder: Pat
     assert summary(folder / "out")["about"] == about
 
 
-@pytest.mark.parametrize("changed", ["cbatch/state.py", "experiments/setup/pools.py", "experiments/text.py"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *("cbatch/state.py", "experiments/setup/pools.py", "experiments/text.py"),
+        *("experiments/trials/load.py", "experiments/capacity/simulation.py"),
+    ],
+)
 def test_the_framework_is_the_code_that_makes_a_record(
     changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
