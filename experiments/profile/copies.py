@@ -17,8 +17,8 @@ from cbatch.sim.links import Links
 
 BLOCK_SIZES = (16, 32, 64, 128, 256, 512)  # tokens
 BYTES, REPEATS = 1 << 30, 5  # copied at once; times
-MOVED, MOVED_SIZE = (1, 4, 16, 64, 256), 128  # blocks that one replica sends another, and their tokens
-PAUSE = 0.3  # seconds before each
+MOVED, MOVED_SIZE = (1, 2, 4, 8, 16, 32, 64), 128  # blocks that one replica sends another, and their tokens
+MOVES, PAUSE = 9, 0.3  # times; seconds before each
 
 
 def copy_times(spec: ModelSpec) -> Links:
@@ -57,7 +57,7 @@ def _seconds(spec: ModelSpec, size: KVSize) -> tuple[float, float]:
 
 
 def block_times(spec: ModelSpec) -> PiecewiseLinear:
-    """Times single copies of scattered blocks, each after a pause, as they are rare, from the call until the host knows of the end."""
+    """Times single copies of scattered blocks from the call until the host knows of the end, each after a pause: transfers are rare."""
     from cbatch.runtime.gpu.transfers import BlockCopies  # in Triton, which machines without a GPU lack
 
     size, draw = KVSize(MOVED[-1], MOVED_SIZE), np.random.default_rng(0)
@@ -65,7 +65,7 @@ def block_times(spec: ModelSpec) -> PiecewiseLinear:
     copies, medians = BlockCopies([[there]], [[here]]), list[float]()
     for number in MOVED:
         times = []
-        for _ in range(REPEATS):
+        for _ in range(MOVES):
             pairs = [draw.permutation(size.num_blocks)[:number].astype(np.int32) for _ in range(2)]
             sleep(PAUSE)
             began = perf_counter()

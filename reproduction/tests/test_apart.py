@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbatch.record import Transfer
+from cbatch import Request
+from cbatch.record import RunRecord, StepRecord, Transfer
 from cbatch.sim import load_profile
 from cbatch.sim.profile import Card
 from cbatch.sim.roofline import Affine
@@ -106,6 +107,10 @@ def test_layouts_are_compared_on_the_same_requests() -> None:
     assert first.split("|")[5].strip() == "-40.0 [-167.1, +87.1]" and "relaxed" in second
     one = differences([run for run in runs if run["seed"] == 0])
     assert one.splitlines()[2].split("|")[6].strip() == "-30.0"
+    steady = [{**run, "simulated": (found := {"steady": 1.0, **run["measured"]}), "measured": found} for run in runs]
+    assert "steady" in differences(steady) and "steady" not in differences([*steady, *runs]), (
+        "older runs were not judged"
+    )
 
 
 def test_a_transfer_is_the_hosts_until_its_copy_has_been_launched() -> None:
@@ -115,6 +120,23 @@ def test_a_transfer_is_the_hosts_until_its_copy_has_been_launched() -> None:
     assert {name: round(value, 6) for name, (value,) in found.items()} == {
         "first token to turn": 0.5, "pull": 2.0, "reserved in": 1.0, "launched in": 0.5, "then copied in": 0.5, "host's share": 75.0
     }  # fmt: skip
+
+
+def test_the_parts_of_the_time_to_a_second_token_are_those_of_the_decoders_first_iteration() -> None:
+    """Token 1 at 1 s; planned at 1.5, launched at 1.75, computed from 2.75 to 4.75, received at 5 s. Token 3 comes at 9 s."""
+    served: Any = RunRecord()
+    request = Request(7, 200, 3, arrival_time=0.25)
+    served.requests, served.transfers = [request], [Transfer(7, 0, 1, 128, 2**24, 1.5, 2.5)]
+    times = (0, 0, 0, 1, 1, 0, 1), (1.5, 1.75, 2, 5, 5, 2.75, 4.75), (5, 6, 6, 9, 9, 6, 8)
+    for index, (replica, each) in enumerate(zip((0, 1, 1), times, strict=True)):
+        served.add_step(StepRecord(index, *each, 1, 1, 0, 0, 1, 0, 1, 0, 1, note=""), np.array([7]))
+        served.replicas.append(replica)
+    found = handover._figures(served)
+    assert [found[name] for name in handover.WAY] == [500, 250, 1000, 2000, 250]
+    assert (found["first to second token"], found["second to third token"]) == (4000, 4000)
+    run = {"prompts": "200", "chunk": 512, "layout": "pull", "measured": found, "simulated": found}
+    assert "| 200, 512, pull" in (shown := handover.way([run])) and "500.00 (500.00)" in shown
+    assert handover.way([{**run, "measured": {}}]).count("\n") == 2, "an older run"
 
 
 def test_requests_are_compared_with_their_simulation_until_one_is_elsewhere() -> None:

@@ -6,8 +6,9 @@
 pull: after the prefill. push: after each chunk of the prompt, beside the next chunk. layers: by each layer, as it computes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,10 @@ CASES = ("2,000 alone", 512), ("2,000 alone", 2048), ("8,000 alone", 512), ("1,0
 """Loads, and the tokens of a chunk."""
 
 LAYOUTS = "pull", "push", "layers"
-OUTPUT = 64
+OUTPUT, PREFILLER = 64, 0
+
+WAY = "first token to plan", "plan to launch", "launch to begin", "computing", "end to second token"
+"""Parts of the time from the first token to the second: the decoder plans the iteration with the rest of the prompt, its device begins to compute it, ..."""
 
 
 def requests_of(load: str) -> list[Request]:
@@ -61,11 +65,24 @@ def _figures(record: RunRecord) -> dict[str, float]:
     ms = {
         "first token": [each[0] for each in tokens],
         "first to second token": [each[1] - each[0] for each in tokens],
+        "second to third token": [each[2] - each[1] for each in tokens],
         "time per token": [(each[-1] - each[1]) / (len(each) - 2) for each in tokens],
         "transfer after the first token": [sent.ended - sent.started for sent in record.transfers],
     }
+    ms |= zip(WAY, map(list, zip(*_ways(record), strict=True)), strict=True)
     hidden = float(np.mean([sent.hidden for sent in record.transfers]))
     return {name: 1e3 * float(np.median(seconds)) for name, seconds in ms.items()} | {"hidden share": hidden}
+
+
+def _ways(record: RunRecord) -> Iterator[list[float]]:
+    """Yields the seconds of each part of `WAY` for each request."""
+    ids, times = record.tokens()
+    steps = [*zip(record.steps, record.replicas, record.receivers, strict=True)]
+    first = {id_: step for step, replica, to in reversed(steps) for id_ in to.tolist() if replica != PREFILLER}
+    for request in record.requests:
+        step, (token, second, *_) = first[request.id], times[ids == request.id]
+        at = np.array([token, step.planned_at, step.launched_at, step.started, step.ended, second])
+        yield np.diff(at).tolist()
 
 
 def main(hardware: str = "h200", measured: str = "", folder: str = RESULTS) -> None:
@@ -85,11 +102,12 @@ def main(hardware: str = "h200", measured: str = "", folder: str = RESULTS) -> N
         if not measured:
             row["measured"] = figures(real, *case)
         row["simulated"] = figures(simulated, *case)
-        pairs = (f"{name} {row['measured'][name]:.2f} ({value:.2f})" for name, value in row["simulated"].items())
+        real = row["measured"]
+        pairs = (f"{name} {real.get(name, nan):.2f} ({value:.2f})" for name, value in row["simulated"].items())
         print(f"prompts of {case[0]}, chunks of {case[2]}, {case[1]}: {', '.join(pairs)}", flush=True)
         content = {**about, "profile": hardware, "runs": rows if measured else rows[:number]}
         path = write_benchmark("handover", device, content, folder, VALIDATION)
-    print(table(rows), f"written: {path}", sep="\n")
+    print(table(rows), way(rows), f"written: {path}", sep="\n")
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -106,3 +124,13 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
         rows.setdefault(f"{run['prompts']}, {run['chunk']}", []).append("{} ({})".format(*pair))
     cells = [[name, *texts] for name, texts in rows.items()]
     return tabulate(cells, ["prompts, tokens of a chunk", *heads], "github", disable_numparse=True) + "\n"
+
+
+def way(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the parts of the time from the first token to the second, a row for each run that has them, the simulated ones in brackets."""
+    rows = []
+    for run in (run for run in runs if WAY[0] in run["measured"]):
+        pairs = [f"{run['measured'][name]:.2f} ({run['simulated'][name]:.2f})" for name in WAY]
+        rows.append([f"{run['prompts']}, {run['chunk']}, {run['layout']}", *pairs])
+    heads = ["prompts, tokens of a chunk", *(f"{name} [ms]" for name in WAY)]
+    return tabulate(rows, heads, "github", disable_numparse=True) + "\n"
