@@ -242,10 +242,9 @@ def _iterations(steps: StepColumns, window: Window, num_blocks: Most, max_batch:
     batch, prefill, decode, padding = (metrics.mean(steps[name][inside]) for name in averaged)
     occupied = _shares(steps["num_requests"], max_batch, inside)
     held = _shares(steps["kv_blocks_used"], num_blocks, inside)
-    planning, absorbing, computing = (
-        metrics.busy_seconds(steps[begin], steps[end], window)
-        for begin, end in (("planned_at", "launched_at"), ("received_at", "done_at"), ("started", "ended"))
-    )
+    begins = np.append(steps["planned_at"], steps["received_at"])  # of the host's work
+    ends = np.append(steps["launched_at"], steps["done_at"])
+    computing = metrics.busy_seconds(steps["started"], steps["ended"], window)
     tokens = prefill + decode + padding
     return {
         "batch_requests": batch,
@@ -255,7 +254,7 @@ def _iterations(steps: StepColumns, window: Window, num_blocks: Most, max_batch:
         "kv_use_mean": held[0],
         "kv_use_peak": held[1],
         "device_active_share": computing / seconds,
-        "host_active_share": (planning + absorbing) / seconds,
+        "host_active_share": metrics.busy_seconds(begins, ends, window) / seconds,
     }
 
 

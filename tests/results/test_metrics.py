@@ -12,6 +12,7 @@ from schedules import make_engine
 
 from cbatch import SLO, BatchShape, Engine, FinishReason, Limits, Plan, Request, RunRecord, View
 from cbatch.arrivals import Listed
+from cbatch.record import StepRecord
 from cbatch.results.metrics import Window, busy_seconds, collect_served
 from cbatch.results.summary import summarize
 from cbatch.results.waits import Waits
@@ -170,6 +171,22 @@ def test_busy_seconds_are_the_length_of_the_union(spans: list[tuple[int, int]], 
     expected = len(covered & set(range(start, start + length)))
     begins, ends = (np.array([span[side] for span in spans], np.float64) for side in (0, 1))
     assert busy_seconds(begins, ends, window) == expected
+
+
+def test_hosts_that_work_at_the_same_time_count_once() -> None:
+    """Of the 4 s up to the last token, host 0 plans in the first and takes in tokens in the third, while host 1 plans."""
+    record, batch = RunRecord(), (1, 4, 0, 0, 1, 0, 1, 0, 1)
+    for replica, begin in enumerate((0.0, 2.0)):
+        planned, launched, received, done = begin + np.arange(4.0)
+        times = (planned, launched, launched, received, done, launched, received)
+        record.add_step(StepRecord(replica, *times, *batch, note=""), np.array([replica]))
+        request = Request(replica, 4, 1)
+        request.finished_at, request.admitted_at, request.finish_reason = received, planned, FinishReason.LENGTH
+        record.requests.append(request)
+    record.replicas, record.replica_of = [0, 1], {0: 0, 1: 1}
+    found = summarize(record, num_blocks=100, max_batch=4, num_replicas=2)
+    assert found["run"]["counted_seconds"] == 4.0
+    assert found["iterations"]["host_active_share"] == 2 / 4
 
 
 class Varying:
