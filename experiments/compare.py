@@ -37,6 +37,7 @@ from tabulate import tabulate
 from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments.capacity.folder import RESULT, read_searches
+from experiments.keys import key_of
 from experiments.report import headings
 from experiments.report.headings import check_figure, flat, no_such_figure
 from experiments.report.intervals import Compared, compare, few_text, holm, holm_text
@@ -61,22 +62,22 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _compare(*arguments: str) -> None:
-    names = [text for text in arguments if "=" not in text.partition("(")[0] or Path(text).exists()]
-    options = [text.partition("=")[::2] for text in arguments if text not in names]
-    values = {name: [value for key, value in options if key == name] for name in _OPTIONS}
-    others = [f"{key}={value}" for key, value in options if key not in _OPTIONS]
+    plain = [text for text in arguments if "=" not in text.partition("(")[0] and not text.startswith("~")]
+    names = [text for text in arguments if text in plain or Path(text).exists()]
+    options = [text for text in arguments if text not in names]
+    values = {name: [text.partition("=")[2] for text in options if key_of(text) == name] for name in _OPTIONS}
+    others = [text for text in options if key_of(text) not in _OPTIONS]
     if not names:
         raise ConfigError("compare: give folders of runs, or at least two policies, as in compare orca sarathi_serve")
-    check_given_once([text for text in arguments if text not in names and not text.startswith("metric=")])
+    check_given_once([text for text in options if not text.startswith("metric=")])
     if path := "".join(values["csv"]):
         check_writable(Path(path).parent, "give csv=FILE in another folder")
     folders, baseline = [Path(name) for name in names if Path(name).is_dir()], "".join(values["baseline"])
     if len(folders) < len(names):
         _check_policies(names, baseline, values["metric"])
-        sweep = dict(options).get("sweep", f"{datetime.now():%Y-%m-%d_%H-%M-%S}_compare")
-        seeds = [] if any(option.startswith("seeds=") for option in others) else ["seeds=20"]
-        keys = [text for text in others if not text.startswith("sweep=")]
-        folders = [run_sweep([f"policy={','.join(names)}", *seeds, *keys, f"sweep={sweep}"])]
+        sweep, seeds = f"sweep={datetime.now():%Y-%m-%d_%H-%M-%S}_compare", "seeds=20"
+        added = [text for text in (sweep, seeds) if key_of(text) not in map(key_of, others)]
+        folders = [run_sweep([f"policy={','.join(names)}", *others, *added])]
     elif others:
         raise ConfigError(f"compare: {others[0]} is for policies; folders take metric=, baseline=, runs= and csv=")
     rows = read_replications(folders, "".join(values["runs"]))

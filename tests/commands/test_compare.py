@@ -348,5 +348,9 @@ def test_policies_are_run_first_and_the_first_is_the_baseline(
     assert f"{other} over {base}: 2 replications, paired" in said
     assert "+1 [1, 1]" in said
     with chdir(tmp_path):
-        assert main([*given, "--config-dir=conf", "sweep=again"]) == 0
+        assert main([*given, "--config-dir=conf", "~workload.load", "sweep=again"]) == 0
+        assert printed("multirun", "~workload.load").startswith("compare: ~workload.load is for policies"), (
+            "not a folder"
+        )
+    assert "~workload.load" in commands[-1], "Hydra removes the key"
     assert f"hydra.searchpath=['file://{tmp_path / 'conf'}']" in commands[-1]
