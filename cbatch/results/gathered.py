@@ -89,7 +89,7 @@ class Gathered:
         _add(self._served, {name: values for name, values in vars(served).items() if name != "tokens"})
         columns = metrics.step_columns(piece.steps)
         _add(self._steps, {name: columns[name] for name in metrics.SUMMARIZED})
-        _add(self._steps, {"replica": np.array(piece.replicas, np.int64)})
+        _add(self._steps, {"replica": np.array(piece.replicas or [0] * len(piece.steps), np.int64)})
         self.ended += map(Ended._make, map(_row_of, piece.requests))
         self.replica_of, self.pools, self.lives = piece.replica_of, piece.pools, piece.lives
         self.transfers = piece.transfers

@@ -90,7 +90,7 @@ def summarize(
         },
         "throughput": throughput,
         **_latencies(requests, window),
-        "iterations": _iterations(steps, window, num_blocks, max_batch),
+        "iterations": _iterations(steps, window, num_blocks, max_batch, present),
         **({"drafts": _drafts(steps, window, outcomes)} if steps["num_drafts"].any() else {}),
         **({} if machines is None else utilisation(machines, steps, window, present)),
         "goodput": goodput(ended, requests, ends, objectives, window.seconds),
@@ -102,7 +102,7 @@ def summarize(
         **({} if joules is None else {"energy": energy_figures(joules, window, generated) | limited}),
         **({} if num_replicas == 1 else {"replicas": balance(run, window, num_replicas)}),
         **({"transfers": transfers_of(run, window)} if run.transfers else {}),
-        **({"pools": _pools(run, window, paid, present)} if run.pools else {}),
+        **({"pools": _pools(run, window, paid, present, num_blocks, max_batch)} if run.pools else {}),
     }
 
 
@@ -119,8 +119,10 @@ def _latencies(requests: Served, window: Window) -> Figures:
     }
 
 
-def _pools(run: Gathered, window: Window, paid: Floats | None, present: Floats) -> dict[str, dict[str, Any]]:
-    """Returns what each pool served and computed in the whole run, its replicas together, and the latencies and the cost of the window.
+def _pools(
+    run: Gathered, window: Window, paid: Floats | None, present: Floats, num_blocks: Most, max_batch: Most
+) -> dict[str, dict[str, Any]]:
+    """Returns what each pool served and computed in the whole run, its replicas together, and the latencies, iterations and cost of the window.
 
     paid: mean dollars per hour of each replica. present: see `utilisation`.
     """
@@ -133,6 +135,9 @@ def _pools(run: Gathered, window: Window, paid: Floats | None, present: Floats) 
             "prefill_tokens": int(part.steps["num_prefill_tokens"].sum()),
             "counted_requests": (number := int(window.holds(part.served.last_token).sum())),
             **_latencies(part.served, window),
+            "iterations": _iterations(
+                run.steps, window, num_blocks, max_batch, present * (np.array(run.pools) == pool)
+            ),
             **({} if paid is None else {"cost": _cost_of_pool(run, pool, window, paid, number)}),
         }
         for pool, part in run.of_pool.items()
@@ -235,16 +240,13 @@ def _throughput(requests: Served, window: Window, num_counted: int) -> dict[str,
     }
 
 
-def _iterations(steps: StepColumns, window: Window, num_blocks: Most, max_batch: Most) -> Figures:
-    """Returns unweighted means over the iterations whose tokens arrived within the window."""
-    inside, seconds = window.holds(steps["received_at"]), window.seconds or float("nan")
+def _iterations(steps: StepColumns, window: Window, num_blocks: Most, max_batch: Most, present: Floats) -> Figures:
+    """Returns unweighted means over the iterations whose tokens arrived within the window, at replicas that are present: see `utilisation`."""
+    inside = window.holds(steps["received_at"]) & (present > 0)[steps["replica"]]
     averaged = ("num_requests", "num_prefill_tokens", "num_decode_tokens", "num_padding_tokens")
     batch, prefill, decode, padding = (metrics.mean(steps[name][inside]) for name in averaged)
     occupied = _shares(steps["num_requests"], max_batch, inside)
     held = _shares(steps["kv_blocks_used"], num_blocks, inside)
-    begins = np.append(steps["planned_at"], steps["received_at"])  # of the host's work
-    ends = np.append(steps["launched_at"], steps["done_at"])
-    computing = metrics.busy_seconds(steps["started"], steps["ended"], window)
     tokens = prefill + decode + padding
     return {
         "batch_requests": batch,
@@ -253,9 +255,18 @@ def _iterations(steps: StepColumns, window: Window, num_blocks: Most, max_batch:
         "padding_share": padding / tokens,
         "kv_use_mean": held[0],
         "kv_use_peak": held[1],
-        "device_active_share": computing / seconds,
-        "host_active_share": metrics.busy_seconds(begins, ends, window) / seconds,
+        "device_active_share": _active_share(steps, window, present, ("started", "ended")),
+        "host_active_share": _active_share(
+            steps, window, present, ("planned_at", "launched_at"), ("received_at", "done_at")
+        ),
     }
+
+
+def _active_share(steps: StepColumns, window: Window, present: Floats, *spans: tuple[str, str]) -> float:
+    """Returns the share of the window, and of the time for which replicas are present, in which they are busy. spans: columns with begins and ends."""
+    each = (steps["replica"] == one for one in np.flatnonzero(present))
+    busy = sum(metrics.busy_seconds(steps[begin][own], steps[end][own], window) for own in each for begin, end in spans)
+    return busy / (window.seconds * float(present.sum()) or math.nan)
 
 
 def _drafts(steps: StepColumns, window: Window, outcomes: Floats | None) -> Figures:

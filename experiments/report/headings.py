@@ -159,6 +159,7 @@ MORE_COLUMNS = (
     *("transfers.number", "transfers.tokens", "transfers.bytes", "replicas.mean", "replicas.most"),
     *("transfers.waiting_seconds", "transfers.next_token_seconds"),
     *("iterations.batch_requests", "iterations.kv_use_peak", "iterations.device_active_share"),
+    "pools.*.iterations.device_active_share",
     *("mfu.[pdm]*", "mbu.[pdm]*", "cost.dollars", "cost.dollars_per_hour", "cost.dollars_per_million_tokens"),
     *("energy.joules", "energy.watts", "energy.at_limit_share"),
 )
@@ -175,7 +176,7 @@ def heading_of(key: str) -> Heading:
     if parts := re.fullmatch(r"sessions\.(?:(job|busy|turn)_seconds|ttft_seconds\.([\d-]+))\.(mean|p\d+)", key):
         name = f"TTFT of turn {parts[2]}" if parts[2] else _OF_SESSIONS[parts[1]]
         return Heading(f"mean {name} [s]" if parts[3] == "mean" else f"{name} {parts[3]} [s]", 1.0, "log", "lower")
-    if parts := re.fullmatch(r"pools\.(.+)\.((?:\w+_seconds\w*|cost)\.\w+)", key):
+    if parts := re.fullmatch(r"pools\.(.+)\.((?:\w+_seconds\w*|cost|iterations)\.\w+)", key):
         heading = heading_of(parts[2])
         return heading._replace(text=f"pool {parts[1]}: {heading.text}")
     group, _, rank = key.partition(".")

@@ -108,7 +108,8 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         by = count_text(figures["replicas"], "replica")
         if "most_replicas" in figures:
             by = f"at most {figures['most_replicas']} of {by}, {number(figures['mean_replicas'])} on average"
-        yield f"pool {pool}", f"{served} by {by}: {each}{price}"
+        active = f"device active {share(figures['iterations']['device_active_share'])}"
+        yield f"pool {pool}", f"{served} by {by}: {each}; {active}{price}"
     if balance := summary.get("replicas"):
         least, most = balance["least_requests"], balance["most_requests"]
         paid = ""
@@ -163,7 +164,8 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "energy", f"{number(energy['joules_per_token'])} J per output token, {watts}"
     elif problem := summary["about"].get("energy", {}).get("unknown"):
         yield "energy", f"not measured: {problem}"
-    yield "active", f"device {share(mean['device_active_share'])}, host {share(mean['host_active_share'])}"
+    shares = f"device {share(mean['device_active_share'])}, host {share(mean['host_active_share'])}"
+    yield "active", shares + ", means over the replicas" * bool(balance)
 
 
 def _price_text(cost: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from schedules import make_engine
 
 from cbatch import SLO, BatchShape, Engine, FinishReason, Limits, Plan, Request, RunRecord, View
 from cbatch.arrivals import Listed
-from cbatch.record import StepRecord
+from cbatch.record import Life, StepRecord
 from cbatch.results.metrics import Window, busy_seconds, collect_served
 from cbatch.results.summary import summarize
 from cbatch.results.waits import Waits
@@ -173,20 +173,42 @@ def test_busy_seconds_are_the_length_of_the_union(spans: list[tuple[int, int]], 
     assert busy_seconds(begins, ends, window) == expected
 
 
-def test_hosts_that_work_at_the_same_time_count_once() -> None:
-    """Of the 4 s up to the last token, host 0 plans in the first and takes in tokens in the third, while host 1 plans."""
-    record, batch = RunRecord(), (1, 4, 0, 0, 1, 0, 1, 0, 1)
+def test_replicas_are_active_on_average() -> None:
+    """Of the 4 s up to the last token, device 0 computes in the second, device 1 in the last.
+
+    Host 0 plans in the first and takes in tokens in the third, while host 1 plans. Each iteration fills its replica's batch of 1 or 4.
+    """
+    record = RunRecord()
     for replica, begin in enumerate((0.0, 2.0)):
         planned, launched, received, done = begin + np.arange(4.0)
         times = (planned, launched, launched, received, done, launched, received)
+        batch = (1 + 3 * replica, 4, 0, 0, 1, 0, 1, 0, 1)
         record.add_step(StepRecord(replica, *times, *batch, note=""), np.array([replica]))
         request = Request(replica, 4, 1)
         request.finished_at, request.admitted_at, request.finish_reason = received, planned, FinishReason.LENGTH
         record.requests.append(request)
-    record.replicas, record.replica_of = [0, 1], {0: 0, 1: 1}
-    found = summarize(record, num_blocks=100, max_batch=4, num_replicas=2)
+    record.replicas, record.replica_of, record.pools = [0, 1], {0: 0, 1: 1}, ("small", "large")
+    found = summarize(record, num_blocks=100, max_batch=np.array([1, 4]), num_replicas=2)
     assert found["run"]["counted_seconds"] == 4.0
-    assert found["iterations"]["host_active_share"] == 2 / 4
+    shares = [part["iterations"] for part in (found, *found["pools"].values())]
+    assert [part["device_active_share"] for part in shares] == [1 / 4, 1 / 4, 1 / 4]
+    assert [part["host_active_share"] for part in shares] == [(2 + 1) / 4 / 2, 2 / 4, 1 / 4]
+    assert [part["batch_requests"] for part in shares] == [2.5, 1.0, 4.0]
+    assert [part["batch_occupancy"] for part in shares] == [1.0, 1.0, 1.0]
+
+
+def test_a_replica_is_active_for_a_share_of_its_life() -> None:
+    """Replica 1 is there for 2 of 4 s, and computes for half of them; replica 0 computes for one of its 4 s."""
+    record = RunRecord()
+    for replica, begin in enumerate((0.0, 3.0)):
+        times = (begin, begin, begin, begin + 1, begin + 1, begin, begin + 1)
+        record.add_step(StepRecord(replica, *times, 1, 4, 0, 0, 1, 0, 1, 0, 1, note=""), np.array([replica]))
+        request = Request(replica, 4, 1)
+        request.finished_at, request.admitted_at, request.finish_reason = begin + 1, begin, FinishReason.LENGTH
+        record.requests.append(request)
+    record.replicas, record.replica_of, record.lives = [0, 1], {0: 0, 1: 1}, [Life(0, 0.0, 0.0), Life(1, 2.0, 2.0)]
+    found = summarize(record, num_blocks=100, max_batch=4, num_replicas=2)
+    assert found["iterations"]["device_active_share"] == (1 + 1) / (4 + 2)
 
 
 class Varying:
