@@ -14,9 +14,9 @@ from cbatch import SLO, ConfigError
 from cbatch.request_spec import NO_SLO
 from cbatch.validation import Give, positive, whole
 from experiments.capacity.control import draw_queue
-from experiments.capacity.estimate import Shares
+from experiments.capacity.estimate import Capacity, Shares
 from experiments.capacity.folder import RESULT, open_simulations
-from experiments.capacity.search import LEAST, LEAST_PER_REQUEST, Capacity, Goal, Search
+from experiments.capacity.search import LEAST, LEAST_PER_REQUEST, Goal, Search
 from experiments.capacity.simulation import replicate, simulate
 from experiments.report.intervals import CONFIDENCE
 from experiments.serve import about_run, origin_of_run

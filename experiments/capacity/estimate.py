@@ -7,10 +7,12 @@ replication. If few replications have violations, resampling cannot show a worse
 replication, as bad as the worst at the next higher rate (our own rule; its coverage: docs/capacity.md).
 
 The share, made monotone by isotonic regression, crosses the wanted level at the capacity. The ends of the share's interval cross it
-at the ends of the capacity's interval.
+at the ends of the capacity's interval. A search that ends once its interval is narrow widens it to the width that it was to reach (Chow and
+Robbins, "On the asymptotic theory of fixed-width sequential confidence intervals for the mean", Ann. Math. Statist. 36, 1965).
 """
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ Floats = NDArray[np.float64]
 
 _RESAMPLES = 2000
 _FEW = 10  # fewest replications with violations that show how many violations a replication can have
+
+_CHANCE = 1.25  # by how much chance makes the interval too narrow at which a search ends, at most
 
 _MOST_ERRORS = 4.6
 """Most standard errors between the share and an end of its interval, as far as the exact interval of a Poisson mean reaches above a
@@ -122,6 +126,27 @@ class Shares:
         without = np.array([self.only(kept).crossing() for kept in ~np.eye(num, dtype=bool)])
         values: list[float] = (self.crossing() + (num - 1) * (without.mean() - without)).tolist()
         return values
+
+
+@dataclass(frozen=True, eq=False)
+class Capacity:
+    """A capacity in requests per second, or in concurrent sessions, its interval, and the shares that it rests on."""
+
+    rate: float
+    low: float
+    high: float
+    shares: Shares
+    requests: int
+    warmup: int
+
+    @property
+    def accuracy(self) -> float:
+        return (self.high - self.low) / 2 / self.rate if 0 < self.low <= self.high < inf else inf
+
+    def widened(self, accuracy: float) -> "Capacity":
+        """Returns the capacity with an interval of ±accuracy, or of a quarter more than its own width if that is narrower: see the module."""
+        reach = min(accuracy, _CHANCE * self.accuracy) * self.rate
+        return replace(self, low=min(self.low, self.rate - reach), high=max(self.high, self.rate + reach))
 
 
 def _interval(good: Floats, total: Floats) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 1   double or halve the rate until the attainment fails, bisect to 10%: a few replications, a single one if it decides
 2   leave out the first and last requests: 5 mean residence times
 3   simulate 8 replications at 4 rates around the crossing; add rates while the interval reaches beyond them, and at its wanted ends
-4   add replications at the 2 to 4 nearest rates, 16 in all at least, until the interval is as narrow as wanted
+4   add replications at the 2 to 4 nearest rates, 16 in all at least, until the interval is as narrow as wanted; widen it, as chance may have made it narrow
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ import numpy as np
 
 from cbatch import CbatchError, ConfigError
 from experiments.capacity.control import LEAST_SIMULATED, Control, Draw
-from experiments.capacity.estimate import Shares
+from experiments.capacity.estimate import Capacity, Shares
 from experiments.capacity.simulation import Outcome
 from experiments.workloads.base import MOST_REQUESTS
 
@@ -64,22 +64,6 @@ class Goal:
         return self.most if self.recorded is None else min(self.most, self.recorded // requests)
 
 
-@dataclass(frozen=True, eq=False)
-class Capacity:
-    """A capacity in requests per second, or in concurrent sessions, its interval, and the shares that it rests on."""
-
-    rate: float
-    low: float
-    high: float
-    shares: Shares
-    requests: int
-    warmup: int
-
-    @property
-    def accuracy(self) -> float:
-        return (self.high - self.low) / 2 / self.rate if 0 < self.low <= self.high < inf else inf
-
-
 class TooFewError(CbatchError):
     """Raised if more replications or a coarser accuracy would give the interval, so that the simulations are worth keeping."""
 
@@ -118,7 +102,7 @@ class Search:
             elif self._add(near, range(num), warmup):
                 continue  # rates that have become near lacked replications
             elif capacity.accuracy <= self.goal.accuracy and num >= min(LEAST, self.most):
-                return capacity
+                return capacity.widened(self.goal.accuracy)
             else:
                 first, num = num, self._next_number(capacity, num)
                 self._add(near, range(first, num), warmup)

@@ -1,20 +1,23 @@
-"""How often 95% intervals cover the truth: M/M/1 and M/D/1 queues of our own parts, whose capacity and mean are known.
+"""How often 95% intervals cover the truth: M/M/1 and M/D/1 queues of our own parts, whose capacity and mean are known, and curves.
 
 Orca with a batch of one serves requests of one output token on a device that takes 1 ms per prompt token: a single server, first come,
 first served. Its waits obey Lindley's recursion of 1952, which the repetitions use (a test compares it with the engine). Beside each
-interval is the naive one, which treats requests as independent. Whole searches stop once their interval is narrow.
+interval is the naive one, which treats requests as independent. Whole searches stop once their interval is narrow; they also search on curves:
+violations with a known mean, and of three distributions between replications.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
+from scipy.stats import poisson
 
 from experiments.capacity.control import Control
 from experiments.capacity.estimate import Shares
@@ -81,9 +84,43 @@ class Queue:
         begun = np.cumsum(services, axis=0) - services - arrivals
         return begun - np.minimum.accumulate(begun) + services
 
+    def serve(self, seed: int, rate: float, warmup: int) -> tuple[int, int, float]:
+        """Returns the good requests of one replication, those that count, and the mean number in the system."""
+        [found] = self.recur(range(seed, seed + 1), np.array([rate])).T[0]
+        counted = found[warmup : REQUESTS - warmup]
+        return int((counted <= self.limit + 1e-9).sum()), len(counted), rate * float(found.mean())
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Violations of 1% at rate 1, which grow with the eighth power of the rate, as near the capacity of the M/M/1 queue.
+
+    requests: in a replication. luck: draws the factor, of mean 1, of a replication's violations, whose number has a Poisson distribution.
+    """
+
+    requests: int
+    luck: Callable[[np.random.Generator], float]
+    capacity = 1.0
+
+    def serve(self, seed: int, rate: float, warmup: int) -> tuple[int, int, float]:
+        """Returns as `Queue.serve`. At all rates a replication is equally lucky."""
+        random, counted = np.random.default_rng(seed), self.requests - 2 * warmup
+        mean = counted * min((1 - LEVEL) * rate**8, 1.0) * self.luck(random)
+        bad = min(int(poisson.ppf(random.random(), mean)), counted)
+        waiting = self.requests / 3 * rate if rate > 1000 else 1.0  # all at once: a throughput of 1.5
+        return counted - bad, counted, waiting
+
+
+CURVES = {
+    "normal": Curve(20_000, lambda random: max(1 + random.normal() / 2, 0)),
+    "skewed": Curve(2000, lambda random: random.lognormal(-0.32, 0.8)),
+    "discrete": Curve(200, lambda random: 1.0),
+}
+"""By the distribution of a replication's violations: about 200 with a normal factor, 20 with a lognormal one of skewness 3.7, and 2."""
 
 QUEUES = {"M/M/1": Queue(12.0, deterministic=False), "M/D/1": Queue(7.0, deterministic=True)}
 
+TRUTHS: dict[str, Queue | Curve] = {**QUEUES, **CURVES}
 
 COLUMNS = ("capacity", "capacity, control variate", "capacity, naive", "mean", "mean, naive")
 SEARCHES = {"search, control variate": True, "search": False}
@@ -98,12 +135,14 @@ def main(repetitions: Count = 1000, searches: Count = 1000, folder: str = RESULT
             print(f"{name}: {repetitions} repetitions of {REPLICATIONS} replications of {REQUESTS} requests")
             covered = np.array(list(pool.map(partial(repeat, queue), range(repetitions), chunksize=5)))
             figures[name] = dict(zip(COLUMNS, covered.mean(axis=0).tolist(), strict=True))
-            for column, control in SEARCHES.items():
-                ended = pool.map(partial(search, queue, control), range(searches), chunksize=5)
-                figures[name][column] = float(np.mean([low <= queue.capacity <= high for low, high in ended]))
-            for column, share in figures[name].items():
-                print(f"  {column:25} {100 * share:.1f}%")
             figures[name]["true_capacity"] = queue.capacity
+        for name, control in [*product(QUEUES, SEARCHES), *product(CURVES, ["search"])]:
+            ended = np.array(list(pool.map(partial(search, name, SEARCHES[control]), range(searches), chunksize=5)))
+            is_within = [low <= TRUTHS[name].capacity <= high for low, high, _ in ended]
+            mean = {f"{control}: replications": float(ended[:, 2].mean())}
+            figures.setdefault(name, {}).update({control: float(np.mean(is_within)), **mean})
+    for name, shares in figures.items():
+        print(name, *(f"  {column:40} {share:.3f}" for column, share in shares.items()), sep="\n")
     conditions = {"level": LEVEL, "requests": REQUESTS, "replications": REPLICATIONS, "repetitions": repetitions}
     conditions["searches"] = searches
     print(f"written: {write_benchmark('coverage', cpu_name(), {**conditions, 'figures': figures}, folder, BENCH)}")
@@ -132,19 +171,18 @@ def repeat(queue: Queue, number: int) -> list[bool]:
     ]
 
 
-def search(queue: Queue, control: bool, number: int) -> tuple[float, float]:
-    """The interval of whole search `number`, whose replications no other search has."""
-    first = 1_000_000 + 10_000 * number
+def search(name: str, control: bool, number: int) -> tuple[float, float, int]:
+    """Returns the ends of the interval of whole search `number`, whose replications no other search has, and their number."""
+    first, truth = 1_000_000 + 10_000 * number, TRUTHS[name]
 
     def simulate(pairs: Sequence[tuple[int, float]], requests: int, warmup: int) -> list[Outcome]:
-        outcomes = []
-        for replication, rate in pairs:
-            [found] = queue.recur(range(first + replication, first + replication + 1), np.array([rate])).T[0]
-            counted, in_system = found[warmup : requests - warmup], rate * float(found.mean())
-            good = int((counted <= queue.limit + 1e-9).sum())
-            outcomes.append(Outcome(rate, replication, requests, warmup, good, len(counted), in_system, 1.0))
-        return outcomes
+        served = [truth.serve(first + replication, rate, warmup) for replication, rate in pairs]
+        return [
+            Outcome(rate, replication, requests, warmup, good, counted, in_system, 1.0)
+            for (replication, rate), (good, counted, in_system) in zip(pairs, served, strict=True)
+        ]
 
-    goal = Goal(LEVEL, REQUESTS, 10_000, 0.03, queue=partial(queue.blurred, first) if control else None)
-    found = Search(goal, simulate, lambda line: None).run()
-    return found.low, found.high
+    queue = partial(truth.blurred, first) if control and isinstance(truth, Queue) else None
+    requests = REQUESTS if isinstance(truth, Queue) else truth.requests
+    found = Search(Goal(LEVEL, requests, 10_000, 0.03, queue=queue), simulate, lambda line: None).run()
+    return found.low, found.high, len(found.shares.good)

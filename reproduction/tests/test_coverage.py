@@ -8,7 +8,7 @@ from cbatch.results.metrics import collect_served
 from cbatch.sim import SimExecutor
 from experiments.report.intervals import mean_of
 from policies.orca import Orca
-from reproduction.bench.coverage import COLUMNS, QUEUES, repeat, search
+from reproduction.bench.coverage import COLUMNS, CURVES, QUEUES, TRUTHS, repeat, search
 
 
 def test_truths_by_hand() -> None:
@@ -49,11 +49,30 @@ def test_intervals_cover_the_truth(name: str, num_repetitions: int) -> None:
         assert covered[f"{column}, naive"] < 0.75
 
 
+@pytest.mark.parametrize("name", CURVES)
+def test_curves_have_one_percent_of_violations_at_a_rate_of_1(name: str) -> None:
+    """Of 400 replications, within three standard errors; at a rate of 2 ** -0.125, half as many."""
+    for rate, share in ((1.0, 0.01), (2**-0.125, 0.005)):
+        served = [CURVES[name].serve(seed, rate, 0) for seed in range(400)]
+        bad = np.array([1 - good / counted for good, counted, _ in served])
+        assert bad.mean() == pytest.approx(share, abs=3 * bad.std() / 20)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TRUTHS)
+def test_whole_searches_cover_the_truth(name: str, num_repetitions: int) -> None:
+    """In at least 94% of 1,000 searches, of fewer within three standard errors of that."""
+    truth, number = TRUTHS[name].capacity, min(num_repetitions, 200)
+    ended = [search(name, name in QUEUES, k) for k in range(number)]
+    covered = np.mean([low <= truth <= high for low, high, _ in ended])
+    assert covered >= 0.94 - 3 * np.sqrt(0.94 * 0.06 / number)
+
+
 @pytest.mark.long
 def test_a_whole_search_stops_near_the_truth() -> None:
     """At ±3%, so that the truth lies within three widths even where the interval misses it."""
     queue = QUEUES["M/M/1"]
-    low, high = search(queue, False, 0)
+    low, high, _ = search("M/M/1", False, 0)
     assert 0 < high - low <= 2 * 0.03 * 1.1 * queue.capacity
     assert abs((low + high) / 2 - queue.capacity) < 3 * (high - low) / 2
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.capacity.control import Control, draw_queue
-from experiments.capacity.estimate import Shares
+from experiments.capacity.estimate import Capacity, Shares
 from experiments.trials.replications import Replication
 from experiments.workloads import ClosedBatch, GammaArrivals, OpenLoop, UniformLengths
 
@@ -79,6 +79,21 @@ def test_ten_replications_with_violations_or_all_of_fewer_need_no_allowance() ->
     assert not shares([[98.0]] * 10 + [[100.0]] * 30).scarce.any()
     assert shares([[98.0]] * 9 + [[100.0]] * 31).scarce.all()
     assert not shares([[99.0]] * 3).scarce.any()
+
+
+@pytest.mark.parametrize(
+    ("found", "accuracy", "stated"),
+    [
+        ((98.0, 102.4), 0.03, (97.25, 102.75)),  # ±2.2%: a quarter more
+        ((97.2, 102.4), 0.03, (97.0, 103.0)),  # ±2.6%: 3%, less than a quarter more
+        ((96.0, 101.0), 0.03, (96.0, 103.0)),  # an end beyond 3% stays
+    ],
+)
+def test_an_interval_at_which_a_search_ends_is_wider(
+    found: tuple[float, float], accuracy: float, stated: tuple[float, float]
+) -> None:
+    wide = Capacity(100.0, *found, shares([[99.0, 96.0]]), 100, 0).widened(accuracy)
+    assert (wide.low, wide.high) == pytest.approx(stated)
 
 
 def test_values_by_replication_have_the_capacity_as_mean() -> None:

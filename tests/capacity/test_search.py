@@ -8,7 +8,8 @@ import pytest
 from curve import Curve, one_percent_at_7
 
 from cbatch import CbatchError, ConfigError
-from experiments.capacity.search import FIRST, LEAST, Capacity, Goal, Search
+from experiments.capacity.estimate import Capacity
+from experiments.capacity.search import FIRST, LEAST, Goal, Search
 from experiments.capacity.simulation import Outcome
 
 
