@@ -22,7 +22,7 @@ from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Served
 from cbatch.results.regret import regret
 from cbatch.results.replicas import COLUMNS, rows_of
-from cbatch.results.sessions import early_turns
+from cbatch.results.sessions import early_turns, last_begin
 from cbatch.results.summary import offered_rate, summarize
 from cbatch.results.utilisation import machines_of
 from cbatch.results.waits import Waits
@@ -212,6 +212,7 @@ def _result_of(
         "cancelled": sum(request.finish_reason is FinishReason.CANCELLED for request in ended) - run.end.get("cut", 0),
         "objectives": stated_objectives(ended, run.settings.metrics.objectives),
         "without_objective": num_without(ended, run.settings.metrics.objectives),
+        "closing": int((served.last_token > last_begin(ended)).sum()) if run.facts.num_warming else 0,
         "early_turns": {} if run.engine.arrivals.follow_ends else early_turns(ended, served),
         **run.end,
     }

@@ -130,6 +130,11 @@ def _parts(turn: Entry, length: int) -> Iterator[tuple[tuple[int, int], int]]:
         yield text, min(following, length)
 
 
+def last_begin(requests: Iterable[Entry]) -> float:
+    """Returns when the last session begins. From then on, sessions that end have no successor."""
+    return max((request.arrival_time for request in requests if not request.turn), default=0.0)
+
+
 def early_turns(ended: Iterable[Entry], served: Served) -> dict[str, int]:
     """Counts turns that an open loop sends, or a server answers, before the answer in their prompt exists; empty without later turns.
 

@@ -12,6 +12,7 @@ from cbatch.request import spec_of
 from cbatch.request_spec import NO_SLO
 from cbatch.results.attainment import judge
 from cbatch.results.metrics import Served, collect_served
+from cbatch.results.sessions import last_begin
 from cbatch.sim.drafter import SurvivalsDrafter
 from experiments.settings.settings import Settings
 from experiments.setup.assemble import assemble, with_workload
@@ -86,6 +87,6 @@ def simulate(settings: Settings, number: int, rate: float, num_requests: int, wa
 
 def _while_full(requests: Sequence[Request], warmup: int) -> list[Request]:
     """Returns the requests of sessions that arrive after the first `warmup`, and before sessions that end have no successor."""
-    latest_begin = max((request.arrival_time for request in requests if not request.turn), default=0.0)
+    latest_begin = last_begin(requests)
     in_order = sorted(requests, key=attrgetter("arrival_time", "id"))[warmup:]
     return [request for request in in_order if request.arrival_time <= latest_begin]

@@ -91,6 +91,10 @@ def limits_of(known: Sequence[About]) -> list[str]:
             share = f"{arrived / turns:.0%} of the {turns:,} later turns"
             even = f"{answered / turns:.0%} even get tokens before (open loop)"
             notes.append(f"{share} arrive before the previous answer has ended, {even}")
+    if closing := [number for about in known if (number := about.get("closing", 0)) > _drained(about)]:
+        few = ", and serve more" * (2 * max(closing) > min(about["requests"] for about in known))
+        remedy = f"give metrics.drain_requests={max(closing)}{few}"
+        notes.append(f"{max(closing):,} requests at the end count, when fewer and fewer sessions are left: {remedy}")
     for key, what in (
         ("outputs_cut", "outputs cut at max_new_tokens"),
         ("cancelled", "requests whose client left"),
@@ -105,6 +109,11 @@ def limits_of(known: Sequence[About]) -> list[str]:
     if different := mixed(about["code"] for about in known if "code" in about):
         notes.append(f"made by different versions of {', '.join(different)}; see about.code in summary.json")
     return [*filter(None, notes)]
+
+
+def _drained(about: About) -> int:
+    number: int = about.get("identity", {}).get("metrics.drain_requests", 0)
+    return number
 
 
 def _lacks(about: About, name: str) -> bool:

@@ -101,6 +101,20 @@ def test_geometric_means_compare_session_by_session() -> None:
     assert means[1] / means[0] == pytest.approx(np.exp(np.log(jobs[1] / jobs[0]).mean()))
 
 
+@pytest.mark.parametrize("drained", [0, 1])
+def test_a_steady_run_counts_the_requests_that_end_with_fewer_sessions(drained: int) -> None:
+    """No session begins after them. A note names the setting that leaves them out, unless it does."""
+    keys: dict[str, Any] = {"sessions": 3, "steady": True, "requests": 40, "turns": 4, "pause": 0.1, "batch": 2}
+    keys["lengths"] = {"min_length": 8, "max_length": 16}
+    frame = simulate("orca", "chat", **keys).requests
+    closing = int((frame["last_token"] > frame[3:].groupby("session")["arrival"].min().max()).sum())
+    result = simulate("orca", "chat", **keys, metrics={"drain_requests": closing * drained})
+    assert 0 < result.summary["about"]["closing"] == closing
+    note = f"\n{closing} requests at the end count, when fewer and fewer sessions are left: give metrics.drain_requests={closing}\n"
+    assert (note in str(result)) != drained
+    assert simulate("orca", "chat", **{**keys, "steady": False}).summary["about"]["closing"] == 0
+
+
 def test_time_to_first_token_by_turn() -> None:
     """The turns of a session that the warming request continues have other numbers than in the session."""
     found = {turn: (of["turns"], of["mean"]) for turn, of in figures(num_warming=1)["ttft_seconds"].items()}

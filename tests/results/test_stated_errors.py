@@ -38,6 +38,12 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     assert notes_of([{**simulated(), "early_turns": turns} for turns in early])[-1] == (
         "50% of the 40 later turns arrive before the previous answer has ended, 22% even get tokens before (open loop)"
     )
+    drained: dict[str, Any] = {"identity": {"metrics.drain_requests": 9}, "requests": 40}
+    ends = [{**simulated(), **drained, "closing": closing} for closing in (0, 9, 10, 30)]
+    assert notes_of(ends[:2]) == notes_of([simulated()] * 2)
+    assert notes_of(ends)[-1] == (
+        "30 requests at the end count, when fewer and fewer sessions are left: give metrics.drain_requests=30, and serve more"
+    )
 
 
 def test_a_figure_states_the_sizes_that_runs_chose() -> None:
