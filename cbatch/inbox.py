@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 
-from cbatch.moves import Loading, Moved, Room, adopt, give_way, has_room, load, reserve, show
+from cbatch.moves import Loading, Moved, Room, adopt, give_up, give_way, has_room, reserve, show
 from cbatch.request import Request, Status, leaves_at
 from cbatch.state import State
 
@@ -68,7 +68,7 @@ class Inbox:
         while self.offered and (began := self._begin(state, *self.offered[0], now)) is not None:
             request, _ = self.offered.popleft()
             if not began:
-                adopt(state, request)
+                adopt(state, request, self.loading[request.id].hashes if request.id in self._ahead else ())
                 came.append(request)
         for request in [each for each in self.wanted if self.on_left and leaves_at(each) <= now]:
             self.turn_away(request.id)
@@ -117,24 +117,28 @@ class Inbox:
             loading = self.loading.pop(id_ := self.copied.popleft())
             if id_ in self._ahead:
                 self._ahead.remove(id_)
-                state.free_row(loading.row)
-                continue
-            load(state, loading, now)
-            if loading.request.status is Status.MOVING:  # its client has not left
-                adopt(state, loading.request)
-                came.append(loading.request)
+            else:
+                show(state, loading, now)
+                if loading.request.status is Status.MOVING:  # its client has not left
+                    adopt(state, loading.request, loading.hashes)
+                    came.append(loading.request)
+            state.free_row(loading.row)
         return came
 
-    def give_way(self, state: State, now: float) -> None:
+    def give_way(self, state: State, now: float) -> bool:
         """Called when the engine plans nothing, perhaps for lack of room: otherwise engines could wait for each other.
 
         Gives up the blocks kept last if requests are offered to this engine, or it prefills some for others. Otherwise ends a lease, if
-        requests are offered and no copy will bring one: a running request may need the lease's blocks, too.
+        requests are offered and no copy will bring one: a running request may need the lease's blocks, too. Otherwise frees the blocks that
+        a waiting request holds; returns whether it did, so that the policy is to plan again.
         """
         if self.kept and (self.offered or any(map(state.hands_over, (*state.waiting, *state.running)))):
             self.take_back(next(reversed(self.kept.values())).request)
         elif self.offered and not self.loading and give_way(state):
             self.on_gave_way(now)
+        else:
+            return give_up(state)
+        return False
 
     def withdraw(self, request: Request) -> bool:
         """Drops a request whose client has left, if it is here. Blocks that are being copied stay taken until the copy has ended."""

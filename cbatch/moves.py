@@ -2,11 +2,12 @@
 
     sender      runs | gives: row and blocks stay, leased          | lease ends: row and blocks are free
     link                      | blocks are copied ----------------> |
-    receiver        | offered | reserves a row and blocks           | the blocks are cached, the request waits | admitted
+    receiver        | offered | reserves a row and blocks           | the request waits, and holds the blocks | admitted
 
-A move is a preemption whose blocks are in the receiver's prefix cache when the request waits there: the next plan finds them. Full blocks
-are sent; the receiver computes the tokens of the last, partial block again, and whatever was evicted, or lost with a lease. The state of
-an engine changes in `advance` alone, before a plan: each engine may run on a thread of its own.
+A move is a preemption whose blocks are in the receiver's prefix cache when the request waits there: the plan that admits it finds them. Until
+then the request holds them, as in vLLM and SGLang. Full blocks are sent; the receiver computes the tokens of the last, partial block again,
+and what was lost with a lease or given up for lack of room. The state of an engine changes in `advance` alone, before a plan: each engine
+may run on a thread of its own.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -50,8 +51,8 @@ class Loading(NamedTuple):
 class Room(NamedTuple):
     """The KV blocks of a receiver that decides whether to take the next request.
 
-    lacking: for the request's KV cache. free: can be taken. promised: of requests that have arrived by a move and wait to be admitted; they
-    are among the free ones. growth: that all its requests, and this one, may yet take for `GROWTH` further tokens each. is_idle: it has none.
+    lacking: for the request's KV cache. free: can be taken. promised: of requests that wait to be admitted; all but `held` of them are among the
+    free ones. growth: that all its requests, and this one, may yet take for `GROWTH` further tokens each. is_idle: it has none.
     """
 
     num_blocks: int
@@ -60,6 +61,7 @@ class Room(NamedTuple):
     promised: int
     growth: int
     is_idle: bool
+    held: int = 0
 
 
 GROWTH = 512
@@ -68,7 +70,7 @@ GROWTH = 512
 
 def has_room(room: Room) -> bool:
     """Counts the growth of running requests, without which all of them stop once the cache is full."""
-    return room.lacking + (0 if room.is_idle else room.promised + room.growth) <= room.free
+    return room.lacking + (0 if room.is_idle else room.promised - room.held + room.growth) <= room.free
 
 
 def give(state: State, request: Request, in_flight: Iterable[Step], now: float, until: float = inf) -> Moved:
@@ -142,6 +144,18 @@ def give_way(state: State) -> bool:
     return any(lease.revoke() for lease in reversed(state.leases))
 
 
+def _num_held(state: State, request: Request) -> int:
+    return state.pool.held_by(request._row) if request._table is not None else 0
+
+
+def give_up(state: State) -> bool:
+    """Frees the blocks of the newest waiting request that holds any; returns whether there is one. It finds again what nothing has replaced."""
+    holder = next((each for each in reversed(state.waiting) if _num_held(state, each)), None)
+    if holder is not None:
+        state.free_blocks(holder._row)
+    return holder is not None
+
+
 def reserve(
     state: State, request: Request, num_blocks: int, others: Sequence[Request], accepts: Callable[[Room], bool]
 ) -> Loading | None:
@@ -170,14 +184,9 @@ def _room(state: State, request: Request, lacking: int, others: Sequence[Request
     live = [*state.running, *waiting, *others]
     left = (min(GROWTH, each.max_tokens - each.num_tokens) for each in (*live, request))
     promised = sum(pool.blocks_for(each.num_computed) for each in waiting)
+    held = sum(_num_held(state, each) for each in waiting)
     growth = sum(blocks_for(tokens, pool.block_size) for tokens in left)
-    return Room(pool.num_blocks, lacking, pool.num_free, promised, growth, not live)
-
-
-def load(state: State, loading: Loading, now: float) -> None:
-    """Makes the blocks of a row findable, which are now the sender's, and frees the row."""
-    show(state, loading, now)
-    state.free_row(loading.row)
+    return Room(pool.num_blocks, lacking, pool.num_free, promised, growth, not live, held)
 
 
 def show(state: State, loading: Loading, now: float) -> None:
@@ -189,13 +198,14 @@ def show(state: State, loading: Loading, now: float) -> None:
     pool.note_holder(row, loading.request.num_tokens)
 
 
-def adopt(state: State, request: Request) -> None:
-    """Makes a moved request wait here, with a row that continues its output."""
+def adopt(state: State, request: Request, hashes: Sequence[BlockHash] = ()) -> None:
+    """Makes a moved request wait here, with a row that continues its output and holds its blocks, which have these hashes."""
     assert state.cache is not None, "the receiver of a move has a prefix cache"
     table = state.table
     state.cache.expect([request])
     row = table.admit(spec_of(request), request._prefix and request._prefix.prompt)
     state.fit_pool()
+    state.cache.pool.share(row, hashes)
     first, number = request.num_prompt_tokens, request.num_output_tokens
     table.known[row] = table.total[row] = first + number
     table.first_token_at[row], table.last_token_at[row] = request.token_times if number else (np.nan, np.nan)

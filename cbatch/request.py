@@ -22,7 +22,7 @@ NEVER = -1  # means "no row" or "in no iteration"
 
 class Status(Enum):
     PENDING = "pending"  # has not arrived yet
-    WAITING = "waiting"  # arrived, or preempted; holds no KV blocks
+    WAITING = "waiting"  # arrived, or preempted; holds KV blocks only if it has moved here with them
     RUNNING = "running"  # admitted
     MOVING = "moving"  # left an engine, and does not wait at the next one yet
     FINISHED = "finished"

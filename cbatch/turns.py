@@ -143,26 +143,26 @@ class Turns:
 
     def _launch_next(self) -> InFlight | None:
         """Plans the next iteration and hands it to the device. Returns None if the policy plans nothing."""
-        planned_at = self._take_arrivals()
+        planned_at, state = self._take_arrivals(), self.state
         self._waiting.wake()
         plan = call(self._where, self._timed(self.policy.plan), self.view)
         self._latest = None
-        checked = check_plan(plan, self.state, self.view, self.policy_name)
+        checked = check_plan(plan, state, self.view, self.policy_name)
         for request in plan.preempt:
-            self.state.preempt(request)
+            state.preempt(request)
             self._call(self._on_wait, request)
         self._num_preempted += len(plan.preempt)
         for request, why in plan.reject:
-            self.state.end(request, FinishReason.REJECTED, planned_at, why)
+            state.end(request, FinishReason.REJECTED, planned_at, why)
             self._end(request)
-        if plan.give_up and self.state.cache is not None:
-            self.state.cache.give_up(plan.give_up)
+        if plan.give_up and state.cache is not None:
+            state.cache.give_up(plan.give_up)
         if not plan.requests:
-            if not self._in_flight and not plan.preempt and not plan.reject:
+            if not (self._in_flight or plan.preempt or plan.reject or self.inbox.give_way(state, planned_at)):
                 self._idle(plan)
             return None
         self._stall_watch.note_launch()
-        step = (state := self.state).apply(checked, planned_at)
+        step = state.apply(checked, planned_at)
         counts = (self._num_preempted, state.pool.num_used, len(state.waiting), len(state.running))
         self._num_preempted = 0
         self.on_launch(step)
@@ -275,7 +275,6 @@ class Turns:
     def _idle(self, plan: Plan) -> None:
         """Falls asleep until an arrival, a departure or the plan's `wake_at`: nothing is in flight and the plan is empty."""
         now, wake_at, self._empty_plan = self.view.now, inf, plan
-        self.inbox.give_way(self.state, now)
         if plan.wake_at is not None and plan.wake_at > now and (self.state.waiting or self.state.running):
             self._stall_watch.note_empty_plan()
             self._stall_watch.check(now, self.view, self._where)

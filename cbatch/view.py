@@ -18,7 +18,7 @@ from cbatch.kv import BlockHash, Freed, KVView
 from cbatch.limits import Limits, Resources
 from cbatch.plan_builder import PlanBuilder
 from cbatch.record import InFlight, RunRecord, StepRecord
-from cbatch.request import Ints, Request, Requests, Status, read_only
+from cbatch.request import WAITING, Ints, Request, Requests, read_only
 from cbatch.state import State
 
 
@@ -27,7 +27,7 @@ class View(Resources):
 
     now: seconds since the start of the run.
     limits, kv, running, decoding, drafts: see `Resources`. cost: predicts the seconds of an iteration from its shape.
-    waiting: arrived requests that hold no KV blocks, in arrival order, including preempted requests.
+    waiting: arrived requests that do not run, in arrival order, including preempted requests. Those that moved here may hold KV blocks.
     prefilling: requests of `running` with prompt tokens (after a preemption, prompt or output tokens) left.
     """
 
@@ -85,7 +85,7 @@ class EngineKVView(KVView):
         return 0 if self._state.cache is None else self._state.cache.pool.num_cached
 
     def num_held(self, request: Request) -> int:
-        return self._pool.held_by(request._row) if request._table is not None else 0
+        return self._pool.held_by(request._row) if request._table is not None and request.status is not WAITING else 0
 
     def freed_by_preempting(self, request: Request) -> Freed:
         number = self._pool.num_alone(request._row) if request._table is not None else 0
@@ -93,11 +93,11 @@ class EngineKVView(KVView):
 
     def num_shared(self, request: Request) -> int:
         cache = self._state.cache
-        return 0 if cache is None or request.status is not Status.WAITING else cache.num_shared(request)
+        return 0 if cache is None or request.status is not WAITING else cache.num_shared(request)
 
     def block_hashes(self, request: Request, at_most: int | None = None) -> Sequence[BlockHash]:
         cache = self._state.cache
-        return () if cache is None or request.status is not Status.WAITING else cache.hashes(request, at_most)
+        return () if cache is None or request.status is not WAITING else cache.hashes(request, at_most)
 
     def changed_hashes(self) -> Sequence[BlockHash] | None:
         if self._state.cache is None:

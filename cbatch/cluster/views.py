@@ -90,7 +90,7 @@ class ReplicaView:
 
     @property
     def num_waiting(self) -> int:
-        """Unfinished requests that hold no KV blocks: not admitted yet, or preempted."""
+        """Unfinished requests that do not run: not admitted yet, or preempted."""
         return len(self._sent) - len(self._report.ids)
 
     @property
@@ -107,7 +107,7 @@ class ReplicaView:
 
     @property
     def num_running(self) -> int:
-        """Unfinished requests that hold KV blocks."""
+        """Unfinished requests that have been admitted."""
         return len(self._report.ids)
 
     @property

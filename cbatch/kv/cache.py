@@ -115,7 +115,7 @@ class PrefixCache:
         every: Sequence[BlockHash] = prefix.hashes(request.num_known // pool.block_size)  # of the prompt
         hashes = every[:number]
         on_device = pool.num_on_device(hashes) if len(pool.host) else number
-        pool.share(request._row, hashes[:on_device])
+        pool.share(request._row, hashes[pool.held_by(request._row) : on_device])
         pool.host.hold(hashes[on_device:])
         if request.num_preemptions or request.num_moves:
             request.resume(num_tokens)

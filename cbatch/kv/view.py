@@ -39,13 +39,13 @@ class KVView(ABC):
 
     @abstractmethod
     def num_held(self, request: Request) -> int:
-        """Returns the blocks that a request holds."""
+        """Returns the blocks that a running request holds; 0 of a waiting one, for which see `num_shared`."""
 
     @abstractmethod
     def freed_by_preempting(self, request: Request) -> Freed: ...
 
     def num_shared(self, request: Request) -> int:
-        """Returns the cached blocks of a waiting request that other requests also hold, so that sharing them is free."""
+        """Returns the cached blocks of a waiting request that are not free: others hold them, or it has moved here with them. They cost nothing."""
         return 0
 
     def block_hashes(self, request: Request, at_most: int | None = None) -> Sequence[BlockHash]:

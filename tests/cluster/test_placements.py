@@ -12,7 +12,7 @@ from test_transfers import replica as engine_of
 
 from cbatch import FinishReason, KVSize, Limits, Plan, Request, Server, Status, View
 from cbatch.cluster import Moves, Reject, Role, Route
-from cbatch.moves import Room, adopt, load, reserve
+from cbatch.moves import Room, adopt, reserve, show
 from cbatch.request import SLO
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.roofline import Affine
@@ -95,8 +95,9 @@ def decoded(twice: bool, *sizes: tuple[int, int]) -> tuple[list[str], list[Reque
     engine.arrivals.num_unfinished = len(requests)
     while engine.num_unfinished:
         while held and (loading := reserve(state, held[0], held[0].num_prompt_tokens, [], accepts)):
-            load(state, loading, engine.now())
-            adopt(state, held.pop(0))
+            show(state, loading, engine.now())
+            adopt(state, held.pop(0), loading.hashes)
+            state.free_row(loading.row)
         engine._waiting.wake()
         for _ in engine.turn(inf):
             engine.arrivals.num_unfinished -= 1

@@ -3,12 +3,15 @@
 import gzip
 import json
 import random
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fuzz_policy import FuzzPolicy
+from pool_check import check_pool
 from schedules import UnitCost
 
 from cbatch import Engine, FinishReason, Limits, Plan, Request, Server, View
@@ -31,6 +34,7 @@ from policies.mlfq import MLFQ
 from policies.pauses import Pauses, TimeToLive
 from policies.plas import Plas
 from policies.routers import LlmD
+from policies.sarathi_serve import SarathiServe
 from policies.session_affinity import SessionAffinity
 
 ROLES = [Role.PREFILL, Role.DECODE]
@@ -302,16 +306,56 @@ def test_a_full_decoder_stops_the_prefiller_or_loses_leases(lease: float, lost: 
 def test_room_is_left_for_what_runs_and_what_waits(free: int, is_idle: bool, fits: bool) -> None:
     """8 blocks are lacking, 4 promised to others, and 5 for the growth of all; an idle decoder leaves room for no other."""
     assert has_room(Room(20, 8, free, 4, 5, is_idle)) is fits
+    assert has_room(Room(20, 8, free, 7, 5, is_idle, held=3)) is fits, "3 of the 7 are not free any more"
 
 
-def test_a_router_may_fill_a_decoder_to_the_last_block() -> None:
-    class Fills(RoundRobin):
-        def accepts(self, room: Room) -> bool:
-            return True
+@pytest.mark.parametrize("ahead", [False, True])
+def test_requests_hold_their_blocks_while_they_wait_for_a_decoder(ahead: bool) -> None:
+    """12 prompts of 9, 2 blocks of 4 and a token of the third, are ready at 1 s. 40 blocks have room for 8, with 3 further blocks of each.
 
-    requests = [Request(id_, 8, 2) for id_ in range(2)]
-    cluster = serve([replica(), replica(num_blocks=16)], requests, Moves(1, Affine(0.0, 0.0)), router=Fills())
-    assert [transfer.started for transfer in cluster.record.transfers] == [1, 1]
+    One runs at a time, for 12 iterations, and takes 4 blocks; its end makes room for another. From the sixth on, these are blocks of requests
+    that have ended, although those that wait came before: only the last token of each prompt is computed again.
+    """
+    requests = [Request(id_, 9, 13) for id_ in range(12)]
+    engines = [replica(16, 128, block_size=4), replica(1, num_blocks=40, block_size=4)]
+    cluster = serve(engines, requests, Moves(4, Affine(0.0, 0.0), ahead=ahead))
+    assert [transfer.started for transfer in cluster.record.transfers] == [1] * 8 + [13, 25, 37, 49]
+    assert [request.finished_at for request in requests] == [1 + 12 * number for number in range(1, 13)]
+    assert [request.num_recomputed_tokens for request in requests] == [1] * 12
+    assert [request.num_cached_again for request in requests] == [8] * 12
+
+
+class Fills(RoundRobin):
+    def accepts(self, room: Room) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("push", [False, True])
+def test_a_router_may_fill_a_decoder_to_the_last_block(push: bool) -> None:
+    """Both prompts of 8 hold all 16 blocks, and the first needs another: the second gives up its own, of which it loses the last two."""
+    requests = [Request(id_, 8, 3) for id_ in range(2)]
+    moves = Moves(1, Affine(0.0, 0.0), push)
+    cluster = serve([replica(), replica(num_blocks=16)], requests, moves, router=Fills())
+    assert [transfer.ended for transfer in cluster.record.transfers] == [1, 1]
+    assert [request.finished_at for request in requests] == [3, 5]
+    assert [request.num_recomputed_tokens for request in requests] == [0, 2]
+
+
+def test_a_waiting_requests_blocks_cost_its_policy_nothing() -> None:
+    """8 blocks of 10 are held for the second request, which waits for a place: its policy has 2 less what the first takes, and need not find them."""
+    seen: list[tuple[int, int, int, int]] = []
+
+    class Looks(Whole):
+        def plan(self, view: View) -> Plan:
+            plan = super().plan(view)
+            for request in view.waiting:
+                kv = view.kv
+                seen.append((kv.num_free, kv.num_held(request), kv.num_shared(request), kv.num_lacking(request, 9)))
+            return plan
+
+    requests = [Request(0, 2, 4), Request(1, 8, 2)]
+    serve([replica(), replica(1, num_blocks=13, policy=Looks())], requests, Moves(1, Affine(0.0, 0.0)), router=Fills())
+    assert seen[1:] == [(2, 0, 8, 1), (1, 0, 8, 1), (5, 0, 8, 1)], seen
 
 
 @pytest.mark.parametrize("push", [False, True])
@@ -512,3 +556,47 @@ def test_replicas_give_way_although_they_run_requests() -> None:
     serve(engines, requests, Moves(1, Affine(0.0, 0.0)), [Role.BOTH] * 2, Crosswise())
     assert [request.num_output_tokens for request in requests] == [3] * 4
     assert [request.num_moves for request in requests] == [1, 1, 0, 0]
+
+
+class ToAndFro:
+    """Two of three requests move from each replica to the other."""
+
+    moves = True
+
+    def choose(self, request: Request, view: ClusterView) -> Route:
+        here = request.id % 2
+        return Route(here, 1 - here if request.id % 3 else here)
+
+
+class FillsToAndFro(ToAndFro):
+    def accepts(self, room: Room) -> bool:
+        return True
+
+
+def test_replicas_that_fill_each_other_never_wait_for_each_other(seed: int) -> None:
+    """Each has little more than the blocks of one request, and holds blocks for those that wait there, that it gave away, and that it keeps room for."""
+    draw = random.Random(seed)
+    policies: list[Any] = [
+        draw.choice([Whole, Chunks, partial(SarathiServe, Fixed(9)), partial(FuzzPolicy, seed)])() for _ in range(2)
+    ]
+    size = draw.choice([1, 4])
+    engines = [
+        replica(draw.randint(1, 5), 64, draw.randint(60, 80) // size, draw.random() < 0.5, policy, size)
+        for policy in policies
+    ]
+    requests = [
+        Request(
+            id_,
+            draw.randint(1, 30),
+            draw.choice([1, 2, 20, 30]),
+            arrival_time=draw.choice([0.0, 20 * draw.random()]),
+            timeout=draw.choice([None, None, None, 60 * draw.random()]),
+        )
+        for id_ in range(draw.randint(4, 30))
+    ]
+    link = Affine(draw.choice([0.0, 0.3]), draw.choice([0.0, 0.05, 0.5]))
+    moves = Moves(size, link, draw.random() < 0.5, lease=draw.choice([inf, inf, 3.0]), ahead=draw.random() < 0.5)
+    cluster = serve(engines, requests, moves, [Role.BOTH] * 2, draw.choice([ToAndFro(), FillsToAndFro()]))
+    assert all(request.finish_reason is not None for request in requests)
+    for engine in cluster.engines:
+        check_pool(engine.state.pool)  # type: ignore[arg-type]
