@@ -23,7 +23,7 @@ class StepTimes:
 
 
 def shape_of(plan: Plan) -> BatchShape:
-    """Returns the shape of a plan's iteration. A last prompt token that is computed by itself counts as a decode."""
+    """Returns the shape of a plan's iteration. A prompt's token that is computed by itself counts as a decode."""
     chunks = tuple((tokens, request.num_computed) for request, tokens in plan if tokens > 1)
-    decodes = [request for request, tokens in plan if tokens == 1]
-    return BatchShape(chunks, len(decodes), sum(request.num_tokens for request in decodes))
+    contexts = [request.num_computed + 1 for request, tokens in plan if tokens == 1]
+    return BatchShape(chunks, len(contexts), sum(contexts))

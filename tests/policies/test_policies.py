@@ -7,7 +7,7 @@ import pytest
 from schedules import make_engine
 from unit_machine import golden
 
-from cbatch import Limits, Policy, Request, WorkloadError
+from cbatch import BatchShape, Limits, Plan, Policy, Request, View, WorkloadError
 from cbatch.arrivals import Listed
 from experiments.settings.compose import compose_run, policy_names
 from policies.chunking import Filling, Fixed, TileAligned
@@ -16,6 +16,7 @@ from policies.prefill_first import PrefillFirst
 from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
 from policies.sarathi_serve import SarathiServe
+from policies.shared.step_times import shape_of
 
 POLICIES = [RequestLevel, Orca, PrefillFirst, lambda: Sarathi(TileAligned(8)), lambda: SarathiServe(TileAligned(8))]
 
@@ -26,6 +27,24 @@ def test_every_request_is_served_when_memory_holds_one(make: type[Policy], async
     requests = ", ".join(f"r{i} {5 + 7 * i % 11}/{1 + 5 * i % 7} @0" for i in range(20))
     served = golden(make(), requests, batch=3, tokens=100, memory=6, block=4, asynchronous=asynchronous)
     assert len(served.ends) == 20 and min(served.ends.values()) > 0 and not served.rejected
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_policies_and_the_simulator_price_an_iteration_alike(asynchronous: bool) -> None:
+    """Chunks of 4 beside decodes leave single tokens, which see the tokens before them and not their whole prompt."""
+    shapes: list[BatchShape] = []
+
+    class Shown(SarathiServe):
+        def plan(self, view: View) -> Plan:
+            if (plan := super().plan(view)).requests:
+                shapes.append(shape_of(plan))
+            return plan
+
+    engine = make_engine(Shown(TileAligned(4)), Limits(4, 8, 40, tile=1), asynchronous=asynchronous)
+    engine.submit([Request(0, 3, 9), Request(1, 9, 5), Request(2, 11, 3)])
+    steps = engine.run().steps
+    assert [shape.num_scores for shape in shapes] == [step.num_scores for step in steps]
+    assert [shape.num_kv_reads for shape in shapes] == [step.num_kv_reads for step in steps]
 
 
 def test_decodes_count_into_a_chunk_of_whole_tiles_and_not_into_a_fixed_one() -> None:
