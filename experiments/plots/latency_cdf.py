@@ -14,6 +14,7 @@ from experiments.plots.parts import label_log
 from experiments.plots.series import check_few, load_series
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
 from experiments.report.labels import merge_equal
+from experiments.report.text import count_text
 from experiments.store.runs import Omitted, print_omitted
 from experiments.store.tables import read_requests, time_between_tokens
 
@@ -57,7 +58,12 @@ def draw(folder: Path, look: Look = PLAIN, tiers: bool = False) -> Figure:
     sizes = frame.groupby("label").size()
     note = "" if sizes.max() == 1 else f"{'' if sizes.min() == sizes.max() else 'up to '}{sizes.max()} runs per line"
     heading, handles = frame["heading"].iloc[0], axes[0][0].get_legend_handles_labels()[0]
-    add_title(figure, shown, heading, handles, note, look=look)
+    served = sum(of_run["ttft_seconds"].count() for of_run in requests.values())
+    left = int(served - frame["run.counted_requests"].sum())
+    below = (
+        f"with {count_text(left, 'request')} before or after the measured part, which tables leave out" if left else ""
+    )
+    add_title(figure, shown, heading, handles, note, below, look)
     return figure
 
 

@@ -60,6 +60,14 @@ def test_seeds_are_pooled_with_a_band_of_the_single_runs(tmp_path: Path, capsys:
     assert capsys.readouterr().err == "1 run not shown: has no time between tokens\n  prefill_first\n"
 
 
+def test_distributions_of_whole_runs_say_what_tables_leave_out(folder: Path, tmp_path: Path) -> None:
+    """Three requests are served; tables count two of them, as after a warm-up with one."""
+    run = write_run(tmp_path / "run", figures={"run": {"counted_requests": 2}})
+    note = "with 1 request before or after the measured part, which tables leave out"
+    assert note in latency_cdf.draw(run).get_label()
+    assert "measured part" not in latency_cdf.draw(folder).get_label()
+
+
 # -- one run over time ------------------------------------------------------------------------------------------------
 
 
