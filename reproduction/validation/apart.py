@@ -154,7 +154,7 @@ def elsewhere(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list
 def figures(record: RunRecord) -> dict[str, Any]:
     found: dict[str, Any] = {"requests": len(record.requests)}
     for name, objectives in OBJECTIVES.items():
-        summary = summarize(record, num_blocks=1, max_batch=1, objectives=objectives)
+        summary = summarize(record, num_blocks=1, max_batch=1, objectives=objectives, num_replicas=2)
         found[name] = summary["goodput"]["attained_share"]
     for name in ("ttft_seconds", "tpot_seconds"):
         found |= {f"{name} {rank}": summary[name.split("_")[0] + "_seconds"][rank] for rank in ("mean", "p50", "p90")}
