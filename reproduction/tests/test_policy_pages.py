@@ -38,3 +38,24 @@ def test_the_schedules_of_the_pages_are_todays() -> None:
         ["session_affinity", "vllm_v1"],
     ]
     assert {cell.doing for row in schedules.record("mlfq")[0].values() for cell in row.values()} == set(Doing)
+
+
+@pytest.mark.long
+def test_the_words_below_a_schedule_have_its_figures() -> None:
+    """`E, which ends at 6 s instead of 14 s`, and mean latencies; the second is that of first come, first served."""
+
+    def ends(policy: str) -> dict[str, float]:
+        _, requests = schedules.record(policy)
+        latencies = [request.finished_at - request.arrival_time for request in requests]
+        return {
+            "mean": sum(latencies) / 5,
+            **{name: each.finished_at for name, each in zip("ABCDE", requests, strict=True)},
+        }
+
+    stated, fcfs = [], ends(schedules.FCFS)
+    for name in policy_names():
+        text = " ".join((PAGES / f"{name}.md").read_text().split())
+        pattern = r"(mean|[A-E])(?: latency is|, which ends at) ([\d.]+) s instead of ([\d.]+) s"
+        stated += [(name, what, *map(float, times)) for what, *times in re.findall(pattern, text)]
+    assert [(name, what, ends(name)[what], fcfs[what]) for name, what, _, _ in stated] == stated
+    assert {name for name, *_ in stated} == {"length_order", "ltr", "mlfq", "plas", "vllm_v1"}
