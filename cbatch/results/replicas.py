@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from cbatch.record import Life
+from cbatch.request import SERVED
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Figures, Floats, Window, mean
 
@@ -82,7 +83,8 @@ def rows_of(run: Gathered, prices: Sequence[float] | None, num_replicas: int) ->
         closings[life.replica].append(life.closed)
         sums[life.replica].append([0, 0, 0, 0])
     for request in run.ended:
-        if (replica := run.replica_of.get(request.id)) is not None:
+        if request.finish_reason in SERVED:
+            replica = run.replica_of[request.id]
             own = sums[replica][bisect_left(closings[replica], request.finished_at)]
             for place, number in enumerate((1, request.num_prompt_tokens, request.num_output_tokens)):
                 own[place] += number

@@ -163,7 +163,8 @@ def test_pools_of_unlike_prices_add_up(tmp_path: Path) -> None:
     paid = simulate("orca", "open_loop", requests=40, **run)
     seconds, million = paid.summary["run"]["counted_seconds"], 1e6
     assert paid.requests["finish_reason"].iloc[-1] == "cancelled", "the run ends, and is paid for, after the last token"
-    assert read_replicas(tmp_path / "run")["dollars"].sum() == pytest.approx(paid.summary["cost"]["dollars"])
+    rows = read_replicas(tmp_path / "run")
+    assert rows["dollars"].sum() == pytest.approx(paid.summary["cost"]["dollars"])
     requests = paid.requests[paid.requests["finish_reason"] == "length"]
     for pool, hourly in (("large", 2 * 5.0), ("small", 3 * 1.5)):
         own, part = requests[requests["pool"] == pool], paid.summary["pools"][pool]["cost"]
@@ -172,6 +173,8 @@ def test_pools_of_unlike_prices_add_up(tmp_path: Path) -> None:
         assert {key: part[key] for key in wanted_parts} == pytest.approx(wanted_parts)
         assert part["dollars_per_million_tokens"] == pytest.approx(dollars / tokens * million)
         assert f"${hourly:.3g}/h" in str(paid)
+        counts = rows.loc[rows["pool"] == pool, ["requests", "prompt_tokens", "output_tokens"]].sum().tolist()
+        assert counts == [len(own), own["prompt_tokens"].sum(), own["output_tokens"].sum()], "of the served ones"
     pools["small"].pop("price")
     assert "cost" not in simulate("orca", "open_loop", requests=4, pools=pools).summary, "one pool has no price"
     alone = simulate("orca", "open_loop", requests=4, price=5.0, replicas=2, tensor_parallel=2, pipeline_stages=2)
