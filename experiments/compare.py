@@ -194,7 +194,8 @@ def _figures(rows: pd.DataFrame, metrics: Sequence[str]) -> Sequence[str]:
     for key in metrics:
         if key not in figures:
             raise ConfigError(no_such_figure(f"metric={key}", figures))
-    return metrics or matching([key for key in headings.CAPACITIES if key in rows] or headings.COLUMNS, rows)
+    shown = [key for key in headings.CAPACITIES if key in rows] or headings.COLUMNS
+    return metrics or matching(shown, rows, headings.MOST_OF_A_PATTERN)
 
 
 def pairs_of(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "") -> list[Pair]:

@@ -1,11 +1,11 @@
-"""Computes the attainment of the requests' objectives (`RequestSpec.slo`), also by tier, and goodput.
+"""Computes the attainment of the requests' objectives (`RequestSpec.slo`), also by tier and client, and goodput.
 
 A request attains its objectives if its first token, all gaps between its tokens and its last token are in time. Rejected,
 cancelled and unfinished requests attain none and count in the denominator. Otherwise a policy would gain by dropping late
 requests, or by letting clients wait until they leave.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, astuple
 from typing import Any, NamedTuple
 
@@ -17,6 +17,9 @@ from cbatch.results.metrics import Entry, Floats, Served, Window, mean
 
 OBJECTIVES = {"ttft": "TTFT", "tbt": "every gap", "tpot": "TPOT", "total": "end to end"}
 """Fields of `SLO` in words."""
+
+MOST_NAMES = 100
+"""Tiers or clients with figures of their own. With more, requests.csv has their requests."""
 
 _ALWAYS = Window(-np.inf, np.inf)
 
@@ -36,7 +39,7 @@ def attainment(requests: Collection[Entry], served: Served, window: Window) -> d
     """Returns attained shares of the requests that have objectives and ended in the window; empty without objectives.
 
     `share`: requests that attain all their objectives. `ttft_share`, `tbt_share`, `total_share`, `tpot_share`: requests that attain the
-    objective, among the requests that have it. `tiers`: the same by tier.
+    objective, among the requests that have it. `tiers`: the same by tier; `clients`: by client, if requests name theirs.
 
     requests: all requests of the run, served or not. window: if infinite, also counts requests that did not end.
     """
@@ -44,9 +47,15 @@ def attainment(requests: Collection[Entry], served: Served, window: Window) -> d
     if not requests:
         return {}
     attained = judge(requests, served, window)
-    tiers = np.array([request.tier or "" for request in requests])
-    by_tier = {str(tier): _shares(attained.of(tiers == tier)) for tier in np.unique(tiers[tiers != ""])}
-    return {**_shares(attained), "tiers": by_tier}
+    clients = _by_name(attained, [request.client for request in requests])
+    tiers = _by_name(attained, [request.tier for request in requests])
+    return {**_shares(attained), "tiers": tiers, **({"clients": clients} if clients else {})}
+
+
+def _by_name(attained: Attained, given: Sequence[str | None]) -> dict[str, dict[str, float]]:
+    names = np.array([name or "" for name in given])
+    several = np.unique(names[names != ""])
+    return {str(name): _shares(attained.of(names == name)) for name in several if len(several) <= MOST_NAMES}
 
 
 def stated_objectives(requests: Iterable[Entry], others: SLO) -> dict[str, str]:

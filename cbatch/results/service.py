@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.request import SERVED
-from cbatch.results.metrics import Entry, Floats, Served, mean
+from cbatch.results.metrics import Entry, Floats, Served, Window, mean, statistics
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 WINDOW_SECONDS = 60.0
@@ -78,6 +78,16 @@ def service_of(
     names = np.array([request.client or NO_CLIENT for request in ended], dtype=str)
     times = served.arrival, served.first_token, served.last_token
     return Service(names, *times, served.prompt_tokens, served.output_tokens, weights or {})
+
+
+def waits_of_clients(service: Service, served: Served, window: Window) -> dict[str, dict[str, Any]]:
+    """Returns how long each client waits for its tokens, of the requests that end in the window."""
+    counts, figures = window.holds(served.last_token), dict[str, dict[str, Any]]()
+    for name in service.clients:
+        own = counts & (service.client == name)
+        latencies = {"ttft_seconds": statistics(served.ttft[own]), "tpot_seconds": statistics(served.tpot[own])}
+        figures[name] = {"counted_requests": int(own.sum()), **latencies}
+    return figures
 
 
 class Windows(NamedTuple):

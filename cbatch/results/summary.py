@@ -11,11 +11,11 @@ from cbatch.record import RunRecord
 from cbatch.request import FinishReason
 from cbatch.request_spec import NO_SLO, SLO
 from cbatch.results import metrics
-from cbatch.results.attainment import attainment, goodput
+from cbatch.results.attainment import MOST_NAMES, attainment, goodput
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Entry, Figures, Floats, Served, StepColumns, Window, statistics
 from cbatch.results.replicas import balance, cost, most_paid, paid_shares, transfers_of
-from cbatch.results.service import fairness, service_of
+from cbatch.results.service import fairness, service_of, waits_of_clients
 from cbatch.results.sessions import session_figures
 from cbatch.results.utilisation import Machines, energy, energy_figures, measured_energy, utilisation
 
@@ -90,6 +90,11 @@ def summarize(
         },
         "throughput": throughput,
         **_latencies(requests, window),
+        **(
+            {"clients": waits_of_clients(service, requests, window)}
+            if service and len(service.clients) <= MOST_NAMES
+            else {}
+        ),
         "iterations": _iterations(steps, window, num_blocks, max_batch, present),
         **({"drafts": _drafts(steps, window, outcomes)} if steps["num_drafts"].any() else {}),
         **({} if machines is None else utilisation(machines, steps, window, present)),

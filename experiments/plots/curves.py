@@ -134,7 +134,7 @@ def draw(
     is_base = is_baseline(frame, baseline) if baseline else frame["label"].isna()
     usual = merge_equal(frame, ["of", x, *keys])["label"].unique()  # with any baseline, lines keep their colours
     places = {frozenset(label.split(" = ")): place for place, label in enumerate(usual)}
-    frame = pd.concat([frame[is_base], frame[~is_base]]) if not look.order else frame
+    frame = (pd.concat([frame[is_base], frame[~is_base]]) if not look.order else frame).copy()  # pieces fragment it
     base, shown = set(frame.loc[is_base, "label"].head(1)), frame.drop_duplicates("folder")
     frame = merge_equal(frame, ["of", x, *keys])
     styles = {label: places[frozenset(label.split(" = "))] for label in frame["label"].unique()}

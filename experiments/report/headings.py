@@ -10,6 +10,7 @@ import numpy as np
 
 from cbatch import SLO, ConfigError, FinishReason, Request, RunRecord
 from cbatch.record import Life, StepRecord, Transfer
+from cbatch.results.service import NO_CLIENT
 from cbatch.results.summary import summarize
 from cbatch.results.utilisation import Machines, Work
 
@@ -139,6 +140,7 @@ COLUMNS = (
     *("throughput.total_tokens_per_second", "throughput.requests_per_second"),
     *("goodput.requests_per_second", "goodput.attained_share", "attainment.tiers.*.share"),
     *("ttft_seconds.p50", "ttft_seconds.p99", "tbt_seconds.p50", "tbt_seconds.p99"),
+    *("attainment.clients.*.share", "clients.*.ttft_seconds.p99", "clients.*.tpot_seconds.p99"),
     *("regret.latency", "regret.makespan", "regret.violations", "prefix_cache.hit_share", "drafts.acceptance_length"),
     *("sessions.per_hour", "sessions.job_seconds.mean", "sessions.job_seconds.geometric_mean"),
     *("sessions.cache_lost_share", "run.preemptions", "run.recomputed_share", "mfu.run", "mbu.run"),
@@ -146,9 +148,12 @@ COLUMNS = (
     *("cost.dollars_per_million_prompt_tokens", "cost.dollars_per_million_output_tokens"),
     "energy.joules_per_token",
 )
-"""Figures in a sweep's table and in comparisons, by key or pattern."""
+"""Figures in a sweep's table and in comparisons, by key or pattern, which is left out if it matches more than `MOST_OF_A_PATTERN`."""
+
+MOST_OF_A_PATTERN = 8
 
 MORE_COLUMNS = (
+    *("clients.*.ttft_seconds.p50", "clients.*.tpot_seconds.p50"),
     *(OFFERED, "prefix_cache.host.hit_share", "prefix_cache.tiers.*.hit_share", "prefix_cache.evicted_blocks"),
     *("run.recomputed_tokens", "run.seconds", "run.tail_share"),
     *("drafts.drafts", "drafts.accepted", "drafts.accepted_share", "drafts.wasted_tokens"),
@@ -176,28 +181,28 @@ def heading_of(key: str) -> Heading:
     if parts := re.fullmatch(r"sessions\.(?:(job|busy|turn)_seconds|ttft_seconds\.([\d-]+))\.(mean|p\d+)", key):
         name = f"TTFT of turn {parts[2]}" if parts[2] else _OF_SESSIONS[parts[1]]
         return Heading(f"mean {name} [s]" if parts[3] == "mean" else f"{name} {parts[3]} [s]", 1.0, "log", "lower")
-    if parts := re.fullmatch(r"pools\.(.+)\.((?:\w+_seconds\w*|cost|iterations)\.\w+)", key):
-        heading = heading_of(parts[2])
-        return heading._replace(text=f"pool {parts[1]}: {heading.text}")
+    if parts := re.fullmatch(r"(pool|client)s\.(.+)\.((?:\w+_seconds\w*|cost|iterations)\.\w+)", key):
+        heading, name = heading_of(parts[3]), parts[2] if parts[2] == NO_CLIENT else f"{parts[1]} {parts[2]}"
+        return heading._replace(text=f"{name}: {heading.text}")
     group, _, rank = key.partition(".")
     if group in LATENCIES:
         name, _, factor, unit = LATENCIES[group]
         return Heading(f"mean {name} [{unit}]" if rank == "mean" else f"{name} {rank} [{unit}]", factor, "log", "lower")
     if match := re.fullmatch(r"prefix_cache\.(?:tiers|clients)\.(.+)\.hit_share", key):
         return Heading(f"{match[1]} found in cache [%]", 100.0, "share", "higher")
-    if parts := re.fullmatch(
-        r"attainment\.(?:tiers\.(?P<tier>.+)\.)?(?:(?P<objective>ttft|tbt|total|tpot)_)?share", key
-    ):
+    attained = r"attainment\.(?:(?P<kind>tier|client)s\.(?P<name>.+)\.)?(?:(?P<objective>ttft|tbt|total|tpot)_)?share"
+    if parts := re.fullmatch(attained, key):
+        name = f"client {parts['name']}:" if parts["kind"] == "client" else parts["name"]
         objective = parts["objective"] and parts["objective"].upper().replace("TOTAL", "end to end")
-        return Heading(" ".join(filter(None, [parts["tier"], objective, "attained [%]"])), 100.0, "share", "higher")
+        return Heading(" ".join(filter(None, [name, objective, "attained [%]"])), 100.0, "share", "higher")
     return Heading(key, axis=key.replace("_", " "))  # an axis breaks its text at spaces
 
 
 def check_figure(given: str) -> None:
     """Raises ConfigError if no run can have the figure in key=NAME. Names of tiers, pools, clients and turns, and places of drafts, are known after a run only."""
     key, known = given.partition("=")[2], _known_figures()
-    named_by_runs = ("attainment.tiers.", "drafts.survivals.", "pools.", "service.clients.", "sessions.ttft_seconds.")
-    if key not in known and not key.startswith(named_by_runs):
+    of_names = ("attainment.tiers.", "attainment.clients.", "clients.", "pools.", "service.clients.")
+    if key not in known and not key.startswith((*of_names, "drafts.survivals.", "sessions.ttft_seconds.")):
         raise ConfigError(no_such_figure(given, known))
 
 

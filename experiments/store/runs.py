@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -19,7 +20,7 @@ from tabulate import tabulate
 
 from cbatch import ConfigError
 from cbatch.validation import nearest
-from experiments.report.headings import COLUMNS, flat, heading_of
+from experiments.report.headings import COLUMNS, MOST_OF_A_PATTERN, flat, heading_of
 from experiments.report.intervals import few_text, mean_of
 from experiments.report.labels import chosen_settings, code_text, label_runs, layouts, settings_of, with_given
 from experiments.report.notes import notes_of, tail_text
@@ -200,7 +201,7 @@ def run_table(
     """
     if "transfers.number" in runs and "longest_gap_seconds.p99" not in columns:
         columns = (*columns, "longest_gap_seconds.p99")  # a wait at a decoder is neither in TTFT nor in a P99 of TBT
-    shown = matching(columns, runs)
+    shown = matching(columns, runs, MOST_OF_A_PATTERN)
     groups = [(str(label), rows) for label, rows in runs.groupby("label", sort=False)]
     is_wide = tablefmt == "simple" and len(groups) > 1
     zeros = [key for key in shown if is_wide and key.endswith(_RARE) and not runs[key].any()]
@@ -247,10 +248,11 @@ def price_text(runs: pd.DataFrame, keys: Iterable[str]) -> str:
     return f"at ${least}{f' to ${most}' if most != least else ''}/h for all GPUs"
 
 
-def matching(patterns: Iterable[str], runs: pd.DataFrame) -> list[str]:
-    """Returns the columns of the frame that match any pattern and have a value, in the order of the patterns."""
+def matching(patterns: Iterable[str], runs: pd.DataFrame, most: float = inf) -> list[str]:
+    """Returns the columns of the frame that match any pattern and have a value, in the order of the patterns. most: of a pattern, or it is left out."""
     known = [str(column) for column, has_values in runs.notna().any().items() if has_values]
-    return [key for pattern in patterns for key in known if fnmatchcase(key, pattern)]
+    matches = ([key for key in known if fnmatchcase(key, pattern)] for pattern in patterns)
+    return [key for keys in matches if len(keys) <= most for key in keys]
 
 
 def _equal_texts(groups: Iterable[tuple[str, pd.DataFrame]], cells: Iterable[Sequence[str]]) -> Iterator[str]:

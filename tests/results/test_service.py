@@ -275,10 +275,23 @@ def test_the_summary_has_them_where_the_requests_do() -> None:
     """Request 1, of client ann and tier gold, misses its TTFT of 4 s; the others have neither."""
     summary = make_summary(make_record())
     assert summary["attainment"]["tiers"] == {"gold": {"requests": 1, "share": 0.0, "ttft_share": 0.0}}
+    assert summary["attainment"]["clients"] == {"ann": summary["attainment"]["tiers"]["gold"]}
+    waits = {name: (of["ttft_seconds"]["mean"], of["tpot_seconds"]["mean"]) for name, of in summary["clients"].items()}
+    assert waits == {"ann": (9.5, 1 / 1), "no client": ((2.75 + 2.5) / 2, (7.75 - 2.75) / 2)}
+    later = make_summary(make_record(), drain_requests=1)["clients"]
+    assert (later["ann"]["counted_requests"], later["no client"]["counted_requests"]) == (0, 2)
     assert summary["service"]["clients"] == {"ann": 7 + 2 * 2, "no client": (5 + 2 * 3) + (3 + 2 * 1)}
     assert "service " not in run_text(summary), "its arrivals span less than a window"
     record = make_record()
     record.requests = [request for request in record.requests if request.id != 1]
     without = make_summary(record)
-    assert without["attainment"] == without["service"] == {}
+    assert without["attainment"] == without["service"] == {} and "clients" not in without
     assert "SLOs" not in run_text(without)
+
+
+def test_many_clients_have_no_figures_of_their_own() -> None:
+    for number, shown in ((100, 100), (101, 0)):
+        asked = [Request(id_, 1, 1, client=f"c{id_}", slo=SLO(ttft=1.0)) for id_ in range(number)]
+        record = RunRecord()
+        record.requests = [end(request, None, 1.0, FinishReason.REJECTED) for request in asked]
+        assert len(attainment(asked, collect_served(record), ALWAYS).get("clients", {})) == shown

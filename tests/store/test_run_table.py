@@ -29,6 +29,11 @@ SHOWN = {
     "TTFT p99 [s]": "9.37",
     "TBT p50 [ms]": "2,000",
     "TBT p99 [ms]": "2,980",
+    "client ann: attained [%]": "0",
+    "client ann: TTFT p99 [s]": "9.5",
+    "no client: TTFT p99 [s]": "2.75",
+    "client ann: TPOT p99 [ms]": "1,000",
+    "no client: TPOT p99 [ms]": "2,500",
     "preemptions": "1",
     "recomputed [%]": "18.2",
 }
@@ -95,6 +100,16 @@ def test_runs_with_transfers_show_the_longest_gap() -> None:
     assert dict(zip(head, first, strict=False))["longest gap p99 [ms]"] == "2,500"
     assert "longest gap" not in run_table(table[1:].dropna(axis="columns", how="all"))
     assert run_table(table, columns=[*COLUMNS, *MORE_COLUMNS]).count("longest gap p99") == 1
+
+
+@pytest.mark.parametrize("number", [6, 7])
+def test_a_table_shows_the_latencies_of_up_to_8_clients(number: int) -> None:
+    """Of these, ann and no client."""
+    latencies = {"ttft_seconds": {"p99": 2.0}, "tpot_seconds": {"p99": 0.02}}
+    clients = {f"a.{name}": latencies for name in range(number)}
+    head, row, *_ = cells(run_table(runs(summary(clients=clients), summary("b"))))
+    named = {name: value for name, value in zip(head, row, strict=True) if name.startswith("client a.0: ")}
+    assert named == ({"client a.0: TTFT p99 [s]": "2", "client a.0: TPOT p99 [ms]": "20"} if number == 6 else {})
 
 
 def test_figures_that_are_0_in_all_rows_stand_below_the_table() -> None:
