@@ -105,19 +105,24 @@ def transfers_of(run: Gathered, window: Window) -> Figures:
     """Returns the transfers between replicas that ended in the window.
 
     waiting_seconds: mean from the first token until the decoder has room. visible_seconds: mean of the seconds after the prefill.
-    next_token_seconds: mean from then to the second token, of requests with all their tokens. hidden_share: of the bytes, sent during the prefill.
+    next_token_seconds: mean from then to the second token. All three are of requests with all their tokens.
+    copied_seconds: mean of copies of prefixes before prefills, if there are any. hidden_share: of the bytes, sent during the prefill.
     """
     ended = [transfer for transfer in run.transfers if window.start < transfer.ended <= window.end]
     columns = (getattr(run.served, name).tolist() for name in ("id", "first_token", "second_token"))
     tokens = {id_: times for id_, *times in zip(*columns, strict=True)}
-    moves = [(sent, *tokens[sent.request]) for sent in ended if sent.started >= tokens.get(sent.request, [math.inf])[0]]
-    waits = np.reshape([(sent.started - first, second - sent.ended) for sent, first, second in moves], (-1, 2))
+    served = [(sent, *tokens[sent.request]) for sent in ended if sent.request in tokens]
+    moves = [each for each in served if each[0].started >= each[1]]
+    copied = [sent.ended - sent.started for sent, first, _ in served if sent.started < first]
+    waits = [(sent.started - first, sent.ended - sent.started, second - sent.ended) for sent, first, second in moves]
+    waiting, visible, following = np.reshape(waits, (-1, 3)).T
     return {
         "number": len(ended),
         "tokens": sum(transfer.num_tokens for transfer in ended),
         "bytes": (num_bytes := sum(transfer.num_bytes for transfer in ended)),
-        "waiting_seconds": mean(waits[:, 0]),
-        "visible_seconds": sum(each.ended - each.started for each in ended) / len(ended) if ended else math.nan,
-        "next_token_seconds": mean(waits[:, 1]),
+        "waiting_seconds": mean(waiting),
+        "visible_seconds": mean(visible),
+        "next_token_seconds": mean(following),
+        **({"copied_seconds": mean(np.array(copied))} if copied else {}),
         "hidden_share": sum(each.hidden * each.num_bytes for each in ended) / num_bytes if num_bytes else math.nan,
     }

@@ -120,9 +120,11 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         range_ = f"{least:,} to " * (least != most) + count_text(most, "request")
         yield "replicas", f"{whole}{range_} each{those}{paid}"
     if transfers:
-        seen = f"{number(transfers['visible_seconds'], 1e3)} ms left after the prefill"
-        line = f"{transfers['number']:,}, together {number(transfers['bytes'] / 1e9)} GB; on average {seen}"
-        yield "transfers", f"{line}, {share(transfers['hidden_share'])} of the bytes hidden during it"
+        timed = {"visible_seconds": "left after the prefill", "copied_seconds": "for the copy of a prefix"}
+        means = {what: number(transfers.get(key), 1e3) for key, what in timed.items()}
+        seen = ", ".join(f"{average} ms {what}" for what, average in means.items() if average != "-")
+        line = f"{transfers['number']:,}, together {number(transfers['bytes'] / 1e9)} GB{f'; on average {seen}' * bool(seen)}"
+        yield "transfers", f"{line}, {share(transfers['hidden_share'])} of the bytes hidden during prefills"
     batch = f"{number(mean['batch_requests'])} requests ({share(mean['batch_occupancy'])} of the batch)"
     tokens = f"{number(mean['batch_tokens'])} tokens ({share(mean['padding_share'])} padding)"
     each, num = f"{batch} and {tokens}", run["iterations"]

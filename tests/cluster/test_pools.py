@@ -74,7 +74,7 @@ def test_prefillers_end_no_requests_and_say_what_they_computed(tmp_path: Path) -
     )  # six blocks of 16 tokens each: keys and values, 32 layers, 8 heads of 128, 2 bytes
     seen = sum(1e3 * (transfer.ended - transfer.started) for transfer in run.record.transfers) / 6
     assert lines["transfers"] == (
-        f"6, together {sent:.3g} GB; on average {seen:.3g} ms left after the prefill, 0.0% of the bytes hidden during it"
+        f"6, together {sent:.3g} GB; on average {seen:.3g} ms left after the prefill, 0.0% of the bytes hidden during prefills"
     )
     assert str(run).count("latencies of 6 requests") == 1 and "pool d: latencies" not in str(run), "those of the run"
     rows = read_replicas(tmp_path / "run")

@@ -20,6 +20,7 @@ from cbatch.cluster import Cluster, ClusterView, LeastLoaded, Moves, Role, Round
 from cbatch.cluster.links import Link
 from cbatch.kv import KVSize
 from cbatch.moves import Room, has_room
+from cbatch.record import Transfer
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Window
 from cbatch.results.replicas import transfers_of
@@ -413,6 +414,12 @@ def test_figures_of_a_pool_include_the_first_tokens_of_another(tmp_path: Path) -
         "next_token_seconds": pytest.approx((1 + 1.5 + 1.75) / 3),
         "hidden_share": 0,
     }
+    gathered.transfers = [
+        Transfer(0, 1, 0, 4, 4, 0.25, 0.5),
+        *gathered.transfers,
+    ]  # a prefix, copied before the prefill
+    found = transfers_of(gathered, Window(0.0, 9.0))
+    assert (found["number"], found["visible_seconds"], found["copied_seconds"]) == (4, 1.25, 0.25)
 
 
 class Copies:
