@@ -270,7 +270,7 @@ def main(
 
 def table(runs: Sequence[Mapping[str, Any]], name: str) -> str:
     """Returns the means of the runs of each cell, measured and simulated, with 95% intervals where there are several. name: of the simulated figures."""
-    judged, rows, cells = _judged(runs), [], dict[tuple[Any, ...], list[Mapping[str, Any]]]()
+    judged, rows, cells = _judged(runs, "measured"), [], dict[tuple[Any, ...], list[Mapping[str, Any]]]()
     for run in runs:
         cells.setdefault((run["workload"].split("_")[1], run["rate"], run["layout"]), []).append(run)
     for cell, same in cells.items():
@@ -293,22 +293,28 @@ def table(runs: Sequence[Mapping[str, Any]], name: str) -> str:
     return tabulate(rows, ["lengths", "requests/s", "layout", "runs", *heads], "github", disable_numparse=True) + "\n"
 
 
-def _judged(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the objectives for which all runs were judged as they were served."""
-    return [name for name in OBJECTIVES if all(name in run["measured"] for run in runs)]
+def _judged(runs: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
+    """Returns the objectives by which all runs were judged. kind: measured, or simulated."""
+    return [name for name in OBJECTIVES if all(name in run[kind] for run in runs)]
 
 
 def differences(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns how many points more replicas with roles attain than replicas of both, with 95% intervals, paired, where a cell has several runs."""
+    """Returns how many points more replicas with roles attain than replicas of both, with 95% intervals, paired, where a cell has several runs.
+
+    Older runs were not judged by all objectives as they were served.
+    """
     cells: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for run in runs:
         cells.setdefault((run["workload"].split("_")[1], run["rate"]), []).append(run)
     rows = []
-    for (cell, same), key in product(cells.items(), _judged(runs)):
+    for (cell, same), key in product(cells.items(), _judged(runs, "simulated")):
         kinds = dict.fromkeys(run["layout"] for run in same)
         for layout in [each for each in kinds if each != "both" and "both" in kinds]:
             texts = []
             for kind in ("measured", "simulated"):
+                if key not in _judged(runs, kind):
+                    texts.append("")
+                    continue
                 both, apart = (
                     {run["seed"]: 100 * run[kind][key] for run in same if run["layout"] == each}
                     for each in ("both", layout)
