@@ -157,7 +157,7 @@ def compare(
     Raises CbatchError: as `simulate`; fewer than two policies, or two with the same label; no such figure.
     """
     from experiments import compare as command  # loads pandas
-    from experiments.report.labels import with_replications
+    from experiments.report.replications import with_replications
     from experiments.report.text import figures_text
 
     if isinstance(policies, str) or not isinstance(policies, Collection) or len(policies) < 2:

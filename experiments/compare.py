@@ -10,7 +10,7 @@ parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is 
 
   metric=KEY         a figure of summary.json instead of those of tables; may be given several times
   baseline=POLICY    the policy that others are compared with, at equal chunks, and its other chunks with its first; or a
-                     printed label; the first one by default
+                     printed label or its settings, as in baseline='pools=4 both'; the first one by default
   csv=FILE           write a CSV file with a row for each figure of each comparison, in the units of summary.json: the ratio and the
                      difference with the ends of their intervals, p, and p_holm, which is corrected for the number of tests
   runs=TEXT          only runs whose folder names or command lines contain this; values after = are compared whole
@@ -41,8 +41,9 @@ from experiments.keys import key_of
 from experiments.report import headings
 from experiments.report.headings import check_figure, flat, no_such_figure
 from experiments.report.intervals import Compared, compare, few_text, holm, holm_text
-from experiments.report.labels import is_baseline, with_replications
+from experiments.report.labels import is_baseline
 from experiments.report.notes import notes_of, tail_text
+from experiments.report.replications import with_replications
 from experiments.report.text import disagree, figures_text, intervals_text, values_text
 from experiments.run import run_sweep
 from experiments.settings.command_line import run
@@ -164,6 +165,8 @@ def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", 
     others = [label for label in rows["label"].unique() if label not in compared]
     results = [result for pair in pairs for result in pair.results.values()]
     alone = [f"not compared: nothing else has the settings of {label}" for label in others]
+    if rows["policy"].str.partition("(")[0].nunique() > 1 and any(str(column).startswith("but ") for column in rows):
+        alone.append("policies are compared at equal settings: runs=policy=NAME compares the settings of one policy")
     alone += [holm_text(results), few_text(result.number for result in results)]
     below = notes_of(summary["about"] for summary in rows.drop_duplicates("folder")["summary"]) if notes else []
     tails = any("p99" in key for pair in pairs for key in pair.results)
@@ -213,7 +216,7 @@ def pairs_of(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = ""
     keys = _figures(rows, metrics)
     is_base = is_baseline(rows, baseline or rows["policy"].iloc[0].partition("(")[0])
     rows = rows.assign(base=is_base).sort_values("base", ascending=False, kind="stable")
-    pairs, alone = [], [str(column) for column in rows if str(column).startswith("but ")]
+    pairs, alone = dict[tuple[str, str], Pair](), [str(column) for column in rows if str(column).startswith("but ")]
     by_column = {
         column: [group for _, group in rows.groupby(column, sort=False) if group["label"].nunique() > 1]
         for column in ("others", *alone, "served")
@@ -222,8 +225,10 @@ def pairs_of(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = ""
     settings = [group for column in ("others", *alone) for group in by_column[column]] if one else []
     for group in settings or next(filter(None, by_column.values()), [rows]):
         first, *others = (label for _, label in group.groupby("label", sort=False))
-        pairs += [_pair(_counterpart(first, other, group), other, keys) for other in others]
-    return pairs
+        for other in others:
+            pair = _pair(_counterpart(first, other, group), other, keys)
+            pairs.setdefault((pair.label, pair.over), pair)
+    return [*pairs.values()]
 
 
 def _counterpart(first: pd.DataFrame, other: pd.DataFrame, group: pd.DataFrame) -> pd.DataFrame:

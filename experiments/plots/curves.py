@@ -28,8 +28,9 @@ from experiments.plots.parts import draw_bars, label_log, name_places
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style, wrap
 from experiments.report.headings import OFFERED, Heading, check_figure, heading_of
 from experiments.report.intervals import few_text
-from experiments.report.labels import is_argument, is_baseline, merge_equal, with_replications
+from experiments.report.labels import is_argument, is_baseline, merge_equal
 from experiments.report.notes import tail_text
+from experiments.report.replications import with_replications
 from experiments.report.text import figures_text
 from experiments.store.runs import matching, price_text, read_runs
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
@@ -21,12 +22,12 @@ _QUESTION = ("model", "workload")
 
 _FEW = 4  # labels in an error
 
-_OBJECTS = ("backend.router", "eviction", "autoscale")
+OBJECTS = ("backend.router", "eviction", "autoscale")
 """Settings whose value is the name of an object, followed in labels by its arguments."""
 
 _LAYOUT = "backend.pools"  # the column of the roles of replicas, as in `1 prefill + 3 decode`
 
-_OF_POLICY = ("policy", "chunking", "drafting", "predictor")
+OF_POLICY = ("policy", "chunking", "drafting", "predictor")
 """Keys and groups of the command line whose values are a policy's arguments."""
 
 _INSIDE = re.compile(r"[({,]\s*(\w+)[=:]")  # the names of the arguments in an option, as in policy=vllm_v1(budget=512)
@@ -95,7 +96,7 @@ def _following_chunk(about: Mapping[str, Any], section: Mapping[str, Any], named
 
 def _given_for_policy(about: Mapping[str, Any]) -> set[str]:
     """Returns the last parts of the keys that the command line gave for a run's policy."""
-    texts = [text for text in about["overrides"] if key_of(text).split(".")[0] in _OF_POLICY]
+    texts = [text for text in about["overrides"] if key_of(text).split(".")[0] in OF_POLICY]
     return {name for text in texts for name in [key_of(text).rpartition(".")[2], *_INSIDE.findall(text)]}
 
 
@@ -140,13 +141,14 @@ def _parts(
 def settings_of(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns the settings that the runs depend on, as text, [runs, keys]; NaN if a run has no such key.
 
-    Further keys are the options of workload, objectives and drafter, and `code`, a hash of the user's modules and files.
+    Further keys are the options of workload, objectives and drafter, and `code`, a hash of the user's modules and files that differ between runs.
     """
-    rows = []
-    for summary in runs["summary"]:
-        about = summary["about"]
+    rows, abouts = [], [summary["about"] for summary in runs["summary"]]
+    versions = Counter(name for name, _ in {item for about in abouts for item in _own(about).items()})
+    for about in abouts:
         options = {key: about[key] for key in ("workload", "slo", "drafter") if key in about}
-        code = sha256(code_text(about).encode(errors="surrogatepass")).hexdigest()[:6]
+        own = {name: of for name, of in _own(about).items() if versions[name] > 1}
+        code = sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:6]
         settings = {**about["identity"], **options, "code": code}
         rows.append({key: _as_text(value) for key, value in settings.items()})
     return pd.DataFrame(rows, runs.index, dtype=object)
@@ -157,7 +159,7 @@ def _with_arguments(texts: pd.DataFrame, shown: Collection[str], given: Collecti
 
     Arguments that all objects of a name share are left out, as of policies.
     """
-    for key in _OBJECTS:
+    for key in OBJECTS:
         arguments = {name: name.removeprefix(f"{key}.") for name in map(str, texts) if name.startswith(f"{key}.")}
         if arguments and not {key, *arguments} & {*shown}:
             vary = [
@@ -191,42 +193,14 @@ def whole_key(key: str, runs: pd.DataFrame) -> str:
     return ends[0] if key not in runs and len(ends) == 1 else key
 
 
-def with_replications(rows: pd.DataFrame) -> pd.DataFrame:
-    """Returns runs with labels that differ between sources, and columns that pair runs: `served`, `others`, `but SETTING`, `seed`, `replication`.
-
-    Equal `replication` and `served`, the workload without its seed, mean that the same requests were served. `others` are the
-    settings except seeds and settings of the policy. For each setting that varies beside policy and workload, `but SETTING` are all others,
-    or, where policies differ, the rest of `others`; objects come before numbers. rows: runs with `source`, the folder that they were read from.
-    """
-    labels, sources = label_runs(rows), rows["source"]
-    settings = settings_of(rows).fillna("")
-    keys = [key for key in map(str, settings) if not is_seed(key)]
-    workload = [key for key in keys if key.startswith("workload.")]
-    others = [key for key in keys if key != "policy" and not key.startswith(("policy.", "code"))]
-    varying = [key for key in others if settings[key].nunique() > 1 and key not in {*workload, "workload"}]
-    varying = [key for key in varying if not any(key.startswith(f"{of}.") for of in varying)]
-    among = keys if rows["policy"].str.partition("(")[0].nunique() == 1 else others
-    several = sources.where(sources.groupby(labels).transform("nunique") > 1, "")
-    but = {
-        f"but {key}": settings[[name for name in among if name != key and not name.startswith(f"{key}.")]]
-        for key in sorted(varying, key=lambda key: key not in _OBJECTS)
-    }
-    requests = rows.get("capacity.requests", pd.Series(0, rows.index))
-    rows = rows.assign(
-        label=labels.where(several == "", labels + " in " + sources),
-        served=settings[workload].assign(requests=requests).apply(tuple, axis=1),
-        others=settings[others].apply(tuple, axis=1),
-        **{name: columns.assign(source=several).apply(tuple, axis=1) for name, columns in but.items()},
-        seed=settings.get("workload.seed", ""),
-    )
-    again = rows.groupby(["label", "seed"]).cumcount()  # repeated measurements, or replications of a search
-    return rows.assign(replication=rows["seed"] + " " + again.astype(str))
-
-
 def code_text(about: Mapping[str, Any]) -> str:
     """Returns the names and hashes of the user's modules and files in a run, on one line."""
-    own = about.get("code", {}).get("own", {})
-    return " ".join(f"{name}:{own[name]}" for name in sorted(own))
+    return " ".join(f"{name}:{of}" for name, of in sorted(_own(about).items()))
+
+
+def _own(about: Mapping[str, Any]) -> Mapping[str, str]:
+    own: Mapping[str, str] = about.get("code", {}).get("own", {})
+    return own
 
 
 def merge_equal(runs: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
@@ -240,13 +214,14 @@ def merge_equal(runs: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
 
 
 def is_baseline(runs: pd.DataFrame, text: str) -> "pd.Series[bool]":
-    """Returns which runs `baseline=` names, by label or by policy with or without arguments. Raises ConfigError if it names no run."""
+    """Returns which runs `baseline=` names, by label, settings that follow each other in a label, or policy with or without arguments. Raises ConfigError if it names no run."""
     policies = runs["policy"].str.partition("(")[0]
     written = runs.get("written", runs["policy"])  # with the arguments that all lines of a plot share
     abouts = [summary["about"] for summary in runs["summary"]]
     texts = [[f"policy={about['policy']}", *about["overrides"]] for about in abouts]  # as titles or progress lines say
     given = pd.Series([f"policy={text}" in [name.replace("'", "") for name in names] for names in texts], runs.index)
-    named = (runs["label"] == text) | (runs["policy"] == text) | (policies == text) | (written == text) | given
+    within = pd.Series([f", {text}, " in f", {label}, " for label in runs["label"]], runs.index)  # as tables print it
+    named = within | (runs["policy"] == text) | (policies == text) | (written == text) | given
     if not named.any():
         labels = "; ".join(sorted({*runs["label"]} - {*policies})[:_FEW])
         known = nearest(text, {*policies}) + f"; or a label: {labels}" * bool(labels)
@@ -282,7 +257,7 @@ def _shorten(key: str, column: "pd.Series[str]") -> "pd.Series[str]":
     """Shortens paths to their last part, and classes to their name, if the short texts differ as well."""
     mark = "." if key.endswith("_target_") else "/"
     path = column.str.rstrip(mark).str.rpartition(mark)[2]
-    short = column.map(class_name, na_action="ignore") if key in _OBJECTS else path
+    short = column.map(class_name, na_action="ignore") if key in OBJECTS else path
     return short if short.nunique() == column.nunique() else column
 
 

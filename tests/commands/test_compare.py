@@ -243,6 +243,29 @@ def test_with_one_policy_each_setting_is_compared_at_equal_values_of_the_other(t
     assert complaint.partition("or a label: ")[2].count("eviction=lru") == 2, "those that are known"
 
 
+def test_layouts_are_one_setting_and_a_class_of_ones_own_is_no_further_one(tmp_path: Path) -> None:
+    """Roles or not with each router: `backend.replicas` follows from the pools, and only runs with `Sticky` import `mine`.
+
+    1 for the router and 10 for the pools: no comparison has both.
+    """
+    layouts = {"{p: 1, d: 1}": {"p": {"role": "prefill", "replicas": 1}, "d": {"role": "decode", "replicas": 1}}}
+    layouts["{all: 3}"] = {"all": {"role": None, "replicas": 3}}
+    for number, (pools, router, seed) in enumerate(itertools.product(layouts, ("rr", "mine.Sticky"), (0, 1))):
+        backend = {"pools": layouts[pools], "router": router, "replicas": 3 if "all" in pools else 2}
+        settings = {"workload": {"seed": seed}, "backend": backend}
+        given = ["backend.pools=null", f"++backend.pools={pools}", f"backend.router={router}"]
+        own = {"mine": "0"} if "mine" in router else {}
+        about = {"policy": "a", "overrides": given, "number": number, "code": {"framework": "0", "own": own}}
+        speed = 1.0 + 10 * ("all" in pools) + ("mine" in router)
+        write_run(tmp_path / str(number), about, settings, speed=speed + seed)
+    for baseline, sign in ((), "+"), (("baseline=pools=3 both",), "-"):
+        text = printed(str(tmp_path), SPEED, *baseline)
+        said = [line for line in text.splitlines() if " over " in line]
+        assert [line.partition(": 2 replications, paired")[1] != "" for line in said] == [True] * 4
+        assert re.findall(r"([+-]\d+) \[", text) == [f"{sign}10", f"{sign}10", "+1", "+1"]
+        assert ["3 both" in line.partition(" over ")[2] for line in said[:2]] == [bool(baseline)] * 2
+
+
 def printed(*arguments: str) -> str:
     ended = outcome(main, list(arguments))
     return ended.complaint or ended.printed
