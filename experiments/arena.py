@@ -33,7 +33,7 @@ _READING = (
     "Load: the request rate over the highest that any policy can sustain (B3). attained: share of the requests that meet all "
     "of their objectives, mean and ± half of the 95% interval over replications; best: does not differ significantly from the best "
     "policy of the cell, paired by replication, which is weak evidence with few replications. latency / bound: mean end-to-end latency over "
-    "what no policy can beat (B6). The ranking's means have no interval."
+    "what no policy can beat (B6). The ranking's means are over the cells that all policies have, without an interval."
 )
 
 CELL = ["trace", "slo", "load"]
@@ -149,6 +149,7 @@ def _arena(arguments: Sequence[str]) -> int:
     sweep = keys.get("sweep", "arena").removesuffix("/runs")
     runs = [argument for argument in arguments if not argument.startswith(_OWN)]
     runs += [] if "experiment" in keys else ["experiment=arena"]
+    runs += ["slo=none"] if "slo" not in keys and any(key.startswith("slo.") for key in keys) else []
     seeds = f"workload.seed={','.join(map(str, range(replications)))}"
     try:
         run_sweep([*runs, f"workload.replications={replications}", seeds, f"sweep={sweep}/runs"], COMMAND)
