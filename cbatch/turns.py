@@ -90,8 +90,8 @@ class Turns:
         repeats, steady = getattr(executor, "repeats", False), "steady" in vars(type(policy))
         self._may_leap = repeats and steady and self._on_tokens is ignore
 
-    def cancel(self, request: Request) -> None:
-        """Ends a request whose client has left, between two turns. A request that has ended stays as it is.
+    def cancel(self, request: Request, reason: FinishReason = FinishReason.CANCELLED, why: str = "") -> None:
+        """Ends a request whose client has left, or that a router has rejected, between two turns. A request that has ended stays as it is.
 
         Raises WorkloadError if the request was not submitted to this engine.
         """
@@ -106,7 +106,7 @@ class Turns:
             self.arrivals.withdraw(request)
         self._latest = None
         self._waiting.wake()  # a new plan is due
-        self.state.end(request, FinishReason.CANCELLED, self.executor.now())
+        self.state.end(request, reason, self.executor.now(), why)
         self._end(request, known=not (pending or moving))
 
     def turn(self, until: float) -> Sequence[Request]:

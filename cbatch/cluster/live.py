@@ -6,6 +6,7 @@ replica    plans, computes, posts reports and ended requests | takes the posted 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import permutations
 from math import inf
 from queue import Empty, SimpleQueue
@@ -23,7 +24,7 @@ from cbatch.host import drive, uncollected
 from cbatch.moves import Moved
 from cbatch.policy import name_of
 from cbatch.record import RunRecord
-from cbatch.request import Request
+from cbatch.request import FinishReason, Request
 
 _BETWEEN_TURNS = 0.1  # seconds between calls of `on_turn`
 
@@ -118,10 +119,12 @@ class LiveCluster(Cluster):
 
     def arrive(self, request: Request, now: float) -> None:
         replica, decoder, copy = self.route(request, now)
-        if self._rejected or copy is not None:
-            done = "rejected a request" if self._rejected else "had a prefix copied"
-            remedy = "let the policy reject it" if self._rejected else "choose the replica that has it"
-            raise PolicyError(f"router {name_of(self.router)} {done}, which none does in real time; {remedy}")
+        if why := self._rejected.pop(request.id, ""):
+            self._replicas[replica].messages.put(partial(self._refuse, replica, request, why))
+            return
+        if copy is not None:
+            problem = f"router {name_of(self.router)} had a prefix copied, which none does in real time"
+            raise PolicyError(f"{problem}; choose the replica that has it")
         self._num_open[replica] += 1
         if self.transfers is not None and decoder != replica:
             self._decoders[request.id] = decoder
@@ -129,6 +132,11 @@ class LiveCluster(Cluster):
             self.transfers.send(request, replica, decoder)
         else:
             self._replicas[replica].messages.put(request)
+
+    def _refuse(self, replica: int, request: Request, why: str) -> None:
+        """Lets a replica, on its thread, report the end of a request that the router has rejected."""
+        self._replicas[replica].receive(request)
+        self.engines[replica].cancel(request, FinishReason.REJECTED, why)
 
     def sleep_until(self, time: float) -> None:
         may_follow = self.arrivals.follow_ends or self.transfers is not None
@@ -161,7 +169,9 @@ class LiveCluster(Cluster):
         ended = [message for message in received if isinstance(message, Request)]
         for request in ended:
             self._left.discard(request.id)
-            self._num_open[replica := self.replica_of[request.id]] -= 1
+            if (replica := self.replica_of.get(request.id)) is None:  # rejected by the router
+                continue
+            self._num_open[replica] -= 1
             self._bind(self._decoders.pop(request.id, -1), -1)
             if self.transfers is not None:
                 self.transfers.ended(request, replica)
@@ -176,6 +186,8 @@ class LiveCluster(Cluster):
 
     def cancel(self, id_: int) -> None:
         """Tells the replica of an open request that its client has left; a replica to which it moves looks for itself."""
+        if id_ not in self.replica_of:  # rejected by the router
+            return
         self._left.add(id_)
         self._replicas[self.replica_of[id_]].messages.put(id_)
         if (decoder := self._decoders.get(id_, -1)) >= 0:

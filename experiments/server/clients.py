@@ -23,6 +23,7 @@ class Turn(NamedTuple):
 
     ids: ids of the requests that received a token, once for each token. tokens: their tokens; -1 in simulation. ended: these and other requests.
     state: numbers of running and of waiting requests; share of the KV blocks in use. replica: whose turn it is.
+    failed: the server has failed, and has cut the requests that are cancelled.
     """
 
     ids: list[int]
@@ -30,6 +31,7 @@ class Turn(NamedTuple):
     ended: list[Request]
     state: tuple[int, int, float]
     replica: int = 0
+    failed: bool = False
 
 
 Send = Callable[[int | Turn | dict[str, Any] | str], object]
@@ -39,6 +41,7 @@ class ClientArrivals(Posted):
     """The requests of clients to an engine, through an inbox. Until the door closes, it counts as an unfinished request.
 
     lag: the most seconds by which the tokens of a simulated iteration came too late. num_cut: requests that the end, or a failure, has cut.
+    failed: whether this engine, another, or the router has failed.
     left_early: ids of requests whose clients have left, perhaps before the requests came here; see `LiveCluster`.
     """
 
@@ -57,8 +60,7 @@ class ClientArrivals(Posted):
         self._engine, self._send, self._replica, self._router = engine, send, replica, router
         self._leaving: list[Prefilled] = []  # since the last report
         self.left_early: Set[int] = frozenset()
-        self.lag = 0.0
-        self.num_cut = 0
+        self.lag, self.num_cut, self.failed = 0.0, 0, False
         self._is_simulated, self._scale = settings.backend.simulated, settings.server.time_scale
         self._origin = perf_counter() - self._engine.now() / self._scale
         self.requests: list[Request] = []  # all so far
@@ -74,6 +76,7 @@ class ClientArrivals(Posted):
             else:  # others may still read blocks
                 drive(self._engine, self, lambda _: self.report())
         except CbatchError:
+            self.failed = True
             self.give_up()
             raise
         finally:
@@ -158,7 +161,7 @@ class ClientArrivals(Posted):
             self._state = now
             ids = receivers[0].tolist() if receivers else []  # a turn ends one iteration at most
             gone = [*ended, *(prefilled.request for prefilled in leaving)]
-            self._send(Turn(ids, self._tokens(ids, gone), ended, now, self._replica))
+            self._send(Turn(ids, self._tokens(ids, gone), ended, now, self._replica, self.failed))
         self._leaving = []
         for prefilled in leaving:
             assert self._router is not None

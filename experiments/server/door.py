@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from cbatch import CbatchError, ConfigError, RequestSpec, Sampling
+from cbatch import CbatchError, ConfigError, FinishReason, RequestSpec, Sampling
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.validation import one_line, shorten
 from experiments.server.answers import Answer, Choice
@@ -22,6 +22,8 @@ from experiments.server.meters import Meters
 from experiments.server.settings import ServerSettings
 from experiments.server.words import SimulatedVocabulary, Words
 from experiments.text import OutputText
+
+_FAILED = "the engine has failed"
 
 
 class Door:
@@ -72,7 +74,7 @@ class Door:
         finally:
             self.is_closed = True
             for choice in self._open.values():
-                choice.answer.fail(HTTPException(500, "the engine has failed"))
+                choice.answer.fail(HTTPException(500, _FAILED))
 
     def deliver(self, turn: Turn) -> None:
         """Forwards tokens and ends of requests to their answers."""
@@ -85,7 +87,11 @@ class Door:
             if choice := self._open.get(id_):
                 for token in received[:-1]:  # accepted drafts
                     choice.answer.take(choice, token, None)
-                choice.answer.take(choice, received[-1] if received else None, ends.get(id_))
+                end = ends.get(id_)
+                if turn.failed and end and end.finish_reason is FinishReason.CANCELLED:
+                    choice.answer.fail(HTTPException(500, _FAILED))
+                else:
+                    choice.answer.take(choice, received[-1] if received else None, end)
         for id_ in ends:
             self._open.pop(id_, None)
 

@@ -152,8 +152,8 @@ def serve_replicas(cluster: LiveCluster, clients: Sequence[ClientArrivals], inbo
         with _serving(clients, inbox):
             while is_open or open_:
                 match inbox.get():
-                    case Future():  # a replica has failed
-                        break
+                    case Future() as replica:
+                        replica.result()  # raises its error
                     case RequestSpec() as spec:
                         open_.add(spec.id)
                         cluster.arrive(clients[0].request(spec), clients[0].now())
@@ -183,6 +183,10 @@ def _serving(clients: Sequence[ClientArrivals], inbox: Inbox) -> Iterator[None]:
             replica.add_done_callback(inbox.put)
         try:
             yield
+        except BaseException:
+            for each in clients:
+                each.failed = True
+            raise
         finally:
             for each in clients:
                 each.messages.put(None)

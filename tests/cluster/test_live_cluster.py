@@ -18,7 +18,7 @@ from tiny_models import LLAMA, LONGEST_OUTPUT, greedy_references, make_executor
 
 from cbatch import Engine, Eviction, FinishReason, KVSize, Limits, Plan, Policy, Request, Server, Status, View
 from cbatch.arrivals import Listed
-from cbatch.cluster import LiveCluster, Moves, ReplicaView, Role, RoundRobin, Router
+from cbatch.cluster import ClusterView, LiveCluster, Moves, Reject, ReplicaView, Role, RoundRobin, Router
 from cbatch.cluster.live_transfers import Prefilled
 from cbatch.cluster.transfers import Copier, Copy
 from cbatch.errors import PolicyError, StallError
@@ -56,6 +56,20 @@ def test_a_decoder_that_never_has_room_ends_the_run() -> None:
     cluster = LiveCluster(engines, AcceptsNothing(), roles=[Role.PREFILL, Role.DECODE], moves=moves)
     with pytest.raises(StallError, match=r"the policy plans nothing with \d+ requests; for 1 s"):
         run(cluster, asked(*[0.0] * 4))
+
+
+class RejectsOdd(RoundRobin):
+    def choose(self, request: Request, view: ClusterView) -> int | Reject:
+        return Reject("odd") if request.id % 2 else super().choose(request, view)
+
+
+def test_what_the_router_rejects_ends_alone() -> None:
+    """No policy hears of it, and no replica counts it."""
+    requests = asked(*[0.0] * 4)
+    cluster = serve([Orca(), Orca()], requests, RejectsOdd())
+    ends = [(request.finish_reason, request.reject_reason) for request in requests]
+    assert ends == [(FinishReason.LENGTH, ""), (FinishReason.REJECTED, "odd")] * 2
+    assert cluster.replica_of == {0: 0, 2: 1} and len(cluster.record.requests) == 4
 
 
 def serve(policies: list[Policy], requests: list[Request], router: Router) -> LiveCluster:

@@ -278,12 +278,8 @@ def test_who_leaves_and_who_stays_are_on_their_replica(tmp_path: Path) -> None:
     [
         (("policy._target_=failing_policies.Fails",), "the policy's fault"),
         (("backend.router._target_=test_server_replicas.Sends",), "router Sends, request 7: choose() returned 2"),
-        (
-            ("backend.router._target_=test_server_replicas.Rejects",),
-            "router Rejects rejected a request, which none does in real time",
-        ),
     ],
-    ids=["policy", "router", "rejects"],
+    ids=["policy", "router"],
 )
 def test_a_failure_ends_all_replicas_and_the_run_is_written(
     keys: tuple[str, ...], problem: str, tmp_path: Path
@@ -299,3 +295,18 @@ def test_a_failure_ends_all_replicas_and_the_run_is_written(
     assert problem in figures["about"]["error"] and figures["about"]["cut"] == figures["run"]["cancelled_requests"]
     ends = {end.id: end.finish_reason for turn in turns for end in turn.ended}
     assert {ends[0], ends[1]} == {FinishReason.CANCELLED}
+    cut = [turn for turn in turns if any(end.finish_reason is FinishReason.CANCELLED for end in turn.ended)]
+    assert all(turn.failed for turn in cut), "clients hear of a failure, not of a server that ends"
+
+
+def test_a_request_that_the_router_rejects_ends_alone(tmp_path: Path) -> None:
+    specs = [spec(id_, [1], 9) for id_ in (0, 7, 1)]
+    rejects = ("backend.router._target_=test_server_replicas.Rejects",)
+    *turns, figures = converse(tmp_path / "run", until_all_ended(specs), "policy=orca", *SIMULATED[1:], *TWO, *rejects)[
+        1:
+    ]
+    ends = {end.id: (end.finish_reason, end.reject_reason) for turn in turns for end in turn.ended}
+    served = FinishReason.LENGTH, ""
+    assert ends == {0: served, 1: served, 7: (FinishReason.REJECTED, "full")}
+    assert not any(turn.failed for turn in turns)
+    assert figures["run"]["rejected_requests"] == 1 and figures["replicas"]["most_requests"] == 1
