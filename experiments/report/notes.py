@@ -95,6 +95,7 @@ def limits_of(known: Sequence[About]) -> list[str]:
         few = ", and serve more" * (2 * max(closing) > min(about["requests"] for about in known))
         remedy = f"give metrics.drain_requests={max(closing)}{few}"
         notes.append(f"{max(closing):,} requests at the end count, when fewer and fewer sessions are left: {remedy}")
+    notes.append(_sizes_text(known))
     for key, what in (
         ("outputs_cut", "outputs cut at max_new_tokens"),
         ("cancelled", "requests whose client left"),
@@ -109,6 +110,19 @@ def limits_of(known: Sequence[About]) -> list[str]:
     if different := mixed(about["code"] for about in known if "code" in about):
         notes.append(f"made by different versions of {', '.join(different)}; see about.code in summary.json")
     return [*filter(None, notes)]
+
+
+def _sizes_text(known: Sequence[About]) -> str:
+    """Returns a note if runs that differ only in seeds chose KV caches of different sizes: the sizes of those that differ most."""
+    sizes: dict[str, set[int]] = {}
+    for about in known:
+        same = [item for item in about.get("identity", {}).items() if item[0].rpartition(".")[2] != "seed"]
+        for key, text in about.get("chosen", {}).items():
+            if key.rpartition(".")[2] == "kv_tokens" and same:
+                sizes.setdefault(f"{key} {same}", set()).add(int(text.partition(" ")[0]))
+    most = max(sizes.values(), key=lambda of: max(of) - min(of), default=set())
+    remedy = "give kv_tokens, or max_tokens, which follows the longest request drawn"
+    return f"seeds differ in the KV cache, {min(most):,} to {max(most):,} tokens: {remedy}" if len(most) > 1 else ""
 
 
 def _drained(about: About) -> int:

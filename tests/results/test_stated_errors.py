@@ -53,6 +53,22 @@ def test_a_figure_states_the_sizes_that_runs_chose() -> None:
     assert chosen_text([{}]) == ""
 
 
+def test_seeds_whose_caches_differ_are_told_how_to_make_them_equal() -> None:
+    """As activations for the longest request drawn are set aside; a batch of 8 is another setting, not a replication."""
+    runs = ((0, 4, 400), (1, 4, 300), (0, 8, 100), (1, 8, 100))
+    abouts = [
+        {
+            **simulated(),
+            "identity": {"batch": batch, "workload.seed": seed},
+            "chosen": {"p.kv_tokens": f"{size} (beside weights)"},
+        }
+        for seed, batch, size in runs
+    ]
+    said = "seeds differ in the KV cache, 300 to 400 tokens: give kv_tokens, or max_tokens, which follows the longest request drawn"
+    assert notes_of(abouts)[-1] == said
+    assert notes_of(abouts[1:]) == notes_of([simulated()] * 3)
+
+
 def test_early_turns_are_those_before_the_answer_in_their_prompt() -> None:
     """Session a: its second turn comes before the end of the first, and is answered after it; its third is wholly early.
 
