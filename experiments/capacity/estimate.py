@@ -12,6 +12,7 @@ Robbins, "On the asymptotic theory of fixed-width sequential confidence interval
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf
 from typing import Any
 
@@ -141,10 +142,11 @@ class Capacity:
 
     @property
     def accuracy(self) -> float:
-        return (self.high - self.low) / 2 / self.rate if 0 < self.low <= self.high < inf else inf
+        """The distance of the farther end over the capacity: skewed violations leave the lower end far away until enough are seen."""
+        return max(self.high - self.rate, self.rate - self.low) / self.rate if 0 < self.low <= self.high < inf else inf
 
     def widened(self, accuracy: float) -> "Capacity":
-        """Returns the capacity with an interval of ±accuracy, or of a quarter more than its own width if that is narrower: see the module."""
+        """Returns the capacity with an interval of ±accuracy, or of a quarter more than its farther end if that is nearer: see the module."""
         reach = min(accuracy, _CHANCE * self.accuracy) * self.rate
         return replace(self, low=min(self.low, self.rate - reach), high=max(self.high, self.rate + reach))
 
@@ -155,7 +157,7 @@ def _interval(good: Floats, total: Floats) -> tuple[float, float]:
     num = len(good)
     if num < 3:
         return 0.0, 1.0
-    weights = np.random.default_rng(num).multinomial(num, np.full(num, 1 / num), _RESAMPLES).astype(float)
+    weights = _resample(num)
     share, error = _ratio(np.ones((1, num)), good, total)
     shares, errors = _ratio(weights, good, total)
     differences = shares - share
@@ -165,6 +167,12 @@ def _interval(good: Floats, total: Floats) -> tuple[float, float]:
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(scaled, [tail, 1 - tail], method="nearest") * error
     return float(np.clip(share[0] - high, 0, 1)), float(np.clip(share[0] - low, 0, 1))
+
+
+@lru_cache(4)
+def _resample(num: int) -> Floats:
+    """Returns how often each of `num` replications is drawn, [resamples, num]: the same for all rates."""
+    return np.random.default_rng(num).multinomial(num, np.full(num, 1 / num), _RESAMPLES).astype(float)
 
 
 def _ratio(weights: Floats, good: Floats, total: Floats) -> tuple[Any, Any]:
