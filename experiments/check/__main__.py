@@ -150,7 +150,7 @@ def _check_plug_in(subject: Subject, num_random: int, require: Sequence[str], th
     untested = {"blind"} if {"legal", "deterministic"} & found.keys() else frozenset[str]()
     _print_verdicts(subject.rules, subject.needed, found, untested)
     print('"yes" means no counterexample, which is no proof; "-" means not tested, as runs cannot be compared')
-    needed = list(dict.fromkeys([*subject.needed, *require]))
+    needed = [name for name in subject.rules if name in subject.needed or name in require]
     return _verdict(needed, [name for name in needed if name in found])
 
 

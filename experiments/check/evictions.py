@@ -1,12 +1,12 @@
 """What `experiments.check eviction=` tests: the keys of an eviction, and the blocks that are evicted."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any
 
-from cbatch import BlockHash, CachedBlock, Eviction, KVSize, Server
+from cbatch import BlockHash, CachedBlock, Eviction, KVSize, Request, Server
 from cbatch.kv.hashes import prompt_hashes
 from cbatch.sim import SimExecutor
 from experiments.check.plugins import BLOCK, LIMITS, Event, History, Plain, Subject, Workload
@@ -39,6 +39,8 @@ class _Watched:
         return getattr(self.inner, name)
 
     def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[Any]:
+        if self.inner.dynamic:  # keys of earlier calls no longer count
+            self._seen.clear()
         before, keys = deepcopy(self.inner), [*self.inner.keys(blocks, now)]
         if len(keys) != len(blocks):
             return keys
@@ -58,6 +60,14 @@ class _Watched:
                     why = f"the block of tokens {block.start} to {block.end} has the key {key}, {when} {other}"
                     self.problems.setdefault("static", why)
         return keys
+
+    def on_admit(self, request: Request, hashes: Sequence[BlockHash], now: float) -> None:
+        self.forget(hashes)
+        self.inner.on_admit(request, hashes, now)
+
+    def forget(self, hashes: Container[BlockHash]) -> None:
+        """Forgets the keys of blocks that are evicted, or taken by a request: they get others at their release."""
+        self._seen = {block: key for block, key in self._seen.items() if block.hash not in hashes}
 
     def _of(self, blocks: Sequence[CachedBlock]) -> Mapping[CachedBlock, Any]:
         return {block: self._seen[block] for block in blocks}
@@ -83,6 +93,7 @@ def _serve(eviction: Eviction, workload: Workload) -> History:
         nonlocal cursor
         changed, cursor = pool.changes.since(cursor), pool.changes.begin()
         gone = [block_hash for block_hash in changed if block_hash not in pool]
+        watched.forget(gone)
         events.extend(Event(engine.executor.now(), f"evicts {names[each]}") for each in gone)
         for request in engine.state.running:
             hashes = request._prefix.hashes(0)[: pool.num_hashed[request._row]]
