@@ -114,6 +114,8 @@ def serve(
 
     Arguments, result and errors are as for `simulate`. Times are measured, and differ from run to run.
     """
+    if (backend := keys.get("backend")) in ("sim", "auto"):
+        raise ConfigError(f"backend={backend}: simulate predicts times; serve gives real tokens, with cuda or cpu")
     return _serve(policy, workload, output, {"backend": "cuda" if count_gpus() else "cpu"}, keys)
 
 
@@ -294,6 +296,5 @@ def _serve(
 ) -> Result:
     if output is None and (key := next((key for key in OF_FILES if key in keys), None)):
         raise ConfigError(f"{key}={keys[key]}: applies to files only; give output=FOLDER")
-    settings = settings_of(policy, workload, {**defaults, **keys})
-    folder = None if output is None else _path(output)
-    return serve_settings(settings, folder, log=lambda line: None, bar="progress" in keys)
+    settings, path = settings_of(policy, workload, {**defaults, **keys}), None if output is None else _path(output)
+    return serve_settings(settings, path, log=lambda line: None, bar="progress" in keys)

@@ -27,7 +27,7 @@ from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.setup.pools import check_profiles
 from experiments.store.claim import ClaimedError, check_free, new_run_folder
 from experiments.store.provenance import write_json
-from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, read_finished
+from experiments.store.run_folder import CONFIG, ERRORS, SUMMARY, file_lacking, read_finished
 from experiments.store.sources import differences, sources_of
 from experiments.sweep import table_of_sweep
 from experiments.workloads.readers.table import read_text
@@ -110,6 +110,10 @@ def run_alone(command: Command, settings: Settings) -> None:
             if (changed := _other_code(summary, settings)) and settings.other_code == "rerun":
                 remedy = "give another output=, remove the folder, or keep it with other_code=keep"
                 raise ConfigError(f"{folder} holds this run, made by other code ({changed}); {remedy}")
+            if lacking := file_lacking(folder, settings, command.result):
+                raise ConfigError(
+                    f"{folder} holds this run without {lacking}; give another output=, or remove the folder"
+                )
             print(f"{command.text(summary)}\n\n{folder} holds this run already{_by(changed)}; remove it to run again")
             return
         check_free(folder)  # before weights are loaded
@@ -192,15 +196,16 @@ def _finish(
     waits = False
     while True:
         if summary := read_finished(folder, settings.identity, command.result):
-            changed = _other_code(summary, settings)
-            if not changed or settings.other_code == "keep":
+            changed, lacking = _other_code(summary, settings), file_lacking(folder, settings, command.result)
+            if not lacking and (not changed or settings.other_code == "keep"):
                 print(f"{label}: finished before{_by(changed)}", flush=True)
                 number, about = settings.composed.number, summary["about"]  # the number orders the tables of the sweep
                 if about.get("number") != number and (folder / command.result).is_file():
                     with suppress(OSError):  # the folder may be read-only
                         write_json(folder / command.result, {**summary, "about": {**about, "number": number}})
                 return
-            print(f"{label}: runs again, was made by other code ({changed})", flush=True)
+            why = f"lacks {lacking}" if lacking else f"was made by other code ({changed})"
+            print(f"{label}: runs again, {why}", flush=True)
         try:
             check_free(folder)
             if talks := alone and command.resume_hint:

@@ -56,6 +56,17 @@ def read_finished(folder: Path, identity: Mapping[str, Any], name: str = SUMMARY
     return summary
 
 
+def file_lacking(folder: Path, settings: Any, name: str = SUMMARY) -> str:
+    """Returns the first file that the command line asks for and a finished run has not, else "". name: see `read_summary`."""
+    if name != SUMMARY:
+        return ""
+    files = {"decisions": DECISIONS, "tables": REQUESTS}
+    if settings.tables and not settings.stream:
+        files["timeline"] = TIMELINE
+    asked = [file for key, file in files.items() if key in settings.composed.given() and getattr(settings, key)]
+    return next((file for file in asked if not (folder / file).is_file()), "")
+
+
 def damage(folder: Path, summary: Mapping[str, Any]) -> str:
     """Returns an error and remedy if a figure or table of a complete run was changed afterwards, else "". Tables may be missing."""
     run = summary.get("run", {})

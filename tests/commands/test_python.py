@@ -194,6 +194,12 @@ def test_a_mistake_is_a_line(policy: Any, keys: dict[str, Any], named: list[str]
     assert "\n" not in str(error.value) and all(part in str(error.value) for part in named), str(error.value)
 
 
+def test_serve_refuses_to_simulate() -> None:
+    for backend in ("sim", "auto"):
+        with pytest.raises(CbatchError, match=f"^backend={backend}: simulate predicts times; serve gives real tokens"):
+            serve("orca", backend=backend)
+
+
 @pytest.mark.long
 def test_seeds_are_replications_with_the_means_of_a_sweep(tmp_path: Path) -> None:
     several = simulate(Tiring(), "open_loop", **LOADED, seed=3, seeds=2, output=tmp_path / "out")

@@ -51,6 +51,21 @@ def test_a_result_names_its_policy_with_what_it_imports_and_no_other(folder: Pat
     assert summary(folder / "out")["about"] == about
 
 
+@pytest.mark.long
+def test_files_that_a_finished_run_lacks_are_named_or_made(tmp_path: Path) -> None:
+    """A single run may be of real tokens, whose figures would be other ones; a sweep runs again."""
+    once, sweep = ("run", "output=out", "policy=orca", *QUICK), ("run", "-m", "sweep=s", "policy=orca,vtc", *QUICK)
+    for given in (once, sweep):
+        assert command(*given, "tables=false", cwd=tmp_path).returncode == 0
+        assert "finished before\n" in (done := command(*given, cwd=tmp_path)).stdout or "already" in done.stdout
+    for asked, file in {"decisions=true": "decisions.jsonl.gz", "tables=true": "requests.csv"}.items():
+        refused = command(*once, asked, cwd=tmp_path)
+        assert refused.returncode == 2 and refused.stderr.startswith(f"error: out holds this run without {file}; ")
+    both = ("decisions=true", "timeline=true")
+    assert command(*sweep, *both, cwd=tmp_path).stdout.count(": runs again, lacks decisions.jsonl.gz\n") == 2
+    assert command(*sweep, *both, cwd=tmp_path).stdout.count(": finished before\n") == 2
+
+
 @pytest.mark.parametrize(
     "changed",
     [
