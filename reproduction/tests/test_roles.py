@@ -21,7 +21,8 @@ def test_the_stored_table_is_of_the_stored_runs() -> None:
     assert table(data) == (PLACE / "table.md").read_text()
     figure = draw(data)
     assert len(figure.axes) == len(LOADS[8])
-    for part in ("SIMULATED with profile h100", "llama-3.1-8b", "batch 128", "chunk 512", "5 seeds", "2026-11-30"):
+    names = "SIMULATED with profile h100", "llama-3.1-8b", "batch 128", "chunk 512", "5 seeds"
+    for part in (*names, data["date"].max()):
         assert part in figure.get_supxlabel()
     for panel, (rate,) in zip(figure.axes, LOADS[8].values(), strict=True):
         bars = [bar for _, _, (lines,) in panel.containers for bar in lines.get_segments()]

@@ -1,6 +1,6 @@
 """The way of a request from the GPU of its prefill to that of its decodes, by how its KV cache is sent: served on two GPUs, and simulated.
 
-    python -m reproduction.validation handover hardware=h200     # on two GPUs
+    python -m reproduction.validation handover hardware=h200     # on two GPUs; devices=0,0: on one, which both share
     python -m reproduction.validation handover measured=reproduction/results/h200-x2/handover.json   # simulates its runs again
 
 pull: after the prefill. push: after each chunk of the prompt, beside the next chunk. layers: by each layer, as it computes.
@@ -85,8 +85,11 @@ def _ways(record: RunRecord) -> Iterator[list[float]]:
         yield np.diff(at).tolist()
 
 
-def main(hardware: str = "h200", measured: str = "", folder: str = RESULTS) -> None:
-    """Serves and simulates, prints and writes handover.json, after each load too. measured: such a file, simulated again; needs no GPU."""
+def main(hardware: str = "h200", measured: str = "", folder: str = RESULTS, devices: str = "0,1") -> None:
+    """Serves and simulates, prints and writes handover.json, after each load too.
+
+    measured: such a file, simulated again; needs no GPU. devices: the GPU of the prefiller and that of the decoder. Simulation has two.
+    """
     simulated = server_of("backend=sim", "backend.host_seconds=auto", hardware=[hardware] * 2)
     about: dict[str, Any] = {}
     if measured:
@@ -94,7 +97,8 @@ def main(hardware: str = "h200", measured: str = "", folder: str = RESULTS) -> N
         rows, device = kept["runs"], kept["hardware"]
     else:
         rows = [{"prompts": load, "chunk": chunk, "layout": each} for (load, chunk), each in product(CASES, LAYOUTS)]
-        device, real = f"{hardware_name('cuda')} x2", server_of("backend=cuda", hardware=[hardware] * 2)
+        device = hardware_name("cuda") + " x2" * (len({*devices.split(",")}) > 1)
+        real = server_of("backend=cuda", f"backend.devices=[{devices}]", hardware=[hardware] * 2)
         for layout in LAYOUTS:  # compiles what the first run would compile
             laid_out(real, layout).engine(compose_run(*SETUP.split()).policy(), equal_requests(8, 900, 16, 32000)).run()
     for number, row in enumerate(rows, 1):
