@@ -1,12 +1,12 @@
 """What `experiments.check eviction=` tests: the keys of an eviction, and the blocks that are evicted."""
 
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any
 
-from cbatch import BlockHash, CachedBlock, Eviction, KVSize, Request, Server
+from cbatch import BlockHash, CachedBlock, Eviction, KVSize, Server
 from cbatch.kv.hashes import prompt_hashes
 from cbatch.sim import SimExecutor
 from experiments.check.plugins import BLOCK, LIMITS, Event, History, Plain, Subject, Workload
@@ -31,16 +31,13 @@ def subject_of(eviction: Eviction) -> Subject:
 class _Watched:
     """Calls an eviction, and copies of it whose keys are compared. problems: explains each violated property, by its name."""
 
-    def __init__(self, inner: Eviction) -> None:
-        self.inner, self.problems = inner, dict[str, str]()
-        self._seen: dict[CachedBlock, Any] = {}
+    def __init__(self, inner: Eviction, pool: Any) -> None:
+        self.inner, self.pool, self.problems = inner, pool, dict[str, str]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
     def keys(self, blocks: Sequence[CachedBlock], now: float) -> Sequence[Any]:
-        if self.inner.dynamic:  # keys of earlier calls no longer count
-            self._seen.clear()
         before, keys = deepcopy(self.inner), [*self.inner.keys(blocks, now)]
         if len(keys) != len(blocks):
             return keys
@@ -48,12 +45,11 @@ class _Watched:
         def again(of: Sequence[CachedBlock], at: float) -> Sequence[Any]:
             return deepcopy(before).keys(of, at)
 
-        seen = {block: key for block, key in self._seen.items() if block not in blocks}
-        self._seen |= zip(blocks, keys, strict=True)
+        new, kept = dict(zip(blocks, keys, strict=True)), self._kept()
         for when, known, others in (
-            (f"{LATER:g} s later", self._of(blocks), again(blocks, now + LATER)),
-            ("alone", self._of(blocks), [again([block], now)[0] for block in blocks]),
-            ("in a later call", seen, again([*seen], now)),
+            (f"{LATER:g} s later", new, again(blocks, now + LATER)),
+            ("alone", new, [again([block], now)[0] for block in blocks]),
+            ("in a later call", kept, again([*kept], now)),
         ):
             for (block, key), other in zip(known.items(), others, strict=False):
                 if key != other:
@@ -61,16 +57,15 @@ class _Watched:
                     self.problems.setdefault("static", why)
         return keys
 
-    def on_admit(self, request: Request, hashes: Sequence[BlockHash], now: float) -> None:
-        self.forget(hashes)
-        self.inner.on_admit(request, hashes, now)
-
-    def forget(self, hashes: Container[BlockHash]) -> None:
-        """Forgets the keys of blocks that are evicted, or taken by a request: they get others at their release."""
-        self._seen = {block: key for block, key in self._seen.items() if block.hash not in hashes}
-
-    def _of(self, blocks: Sequence[CachedBlock]) -> Mapping[CachedBlock, Any]:
-        return {block: self._seen[block] for block in blocks}
+    def _kept(self) -> Mapping[CachedBlock, Any]:
+        """Returns the keys of earlier calls that the cache still uses."""
+        leaves, pool = self.pool._leaves, self.pool
+        ranked = ((key, block) for key, _, block, ranking in leaves._heap if ranking == leaves._ranking[block])
+        return {
+            pool._describe(block): key
+            for key, block in ranked
+            if block not in leaves._unranked and pool._is_leaf(block)
+        }
 
 
 def _serve(eviction: Eviction, workload: Workload) -> History:
@@ -84,7 +79,7 @@ def _serve(eviction: Eviction, workload: Workload) -> History:
     engine = server.engine(Plain(), requests)
     cache: Any = engine.state.cache
     pool, named_alike = cache.pool, type(type(eviction).__name__, (_Watched,), {})  # errors name the class
-    watched = named_alike(pool.eviction)
+    watched = named_alike(pool.eviction, pool)
     if type(eviction).keys is not Eviction.keys:  # else the order is that of release, and no key is asked for
         pool.eviction = watched
     events, problems, cursor = list[Event](), watched.problems, pool.changes.begin()
@@ -93,7 +88,6 @@ def _serve(eviction: Eviction, workload: Workload) -> History:
         nonlocal cursor
         changed, cursor = pool.changes.since(cursor), pool.changes.begin()
         gone = [block_hash for block_hash in changed if block_hash not in pool]
-        watched.forget(gone)
         events.extend(Event(engine.executor.now(), f"evicts {names[each]}") for each in gone)
         for request in engine.state.running:
             hashes = request._prefix.hashes(0)[: pool.num_hashed[request._row]]

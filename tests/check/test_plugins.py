@@ -73,6 +73,12 @@ def test_what_an_eviction_lacks(eviction: Eviction, lacking: dict[str, str]) -> 
     assert ("blind" in subject.needed) == (not isinstance(eviction, Belady))
 
 
+@pytest.mark.long
+def test_keys_that_the_cache_asks_for_again_may_change() -> None:
+    """Of the 40 workloads some have a block with two copies, which is spare as long as a request holds the other one."""
+    assert find(evictions.subject_of(Belady()), 40, lambda: None).keys() == {"blind"}
+
+
 def test_a_held_block_that_is_evicted_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool in place of ours, which never does it: each eviction also makes the last block of a running request unknown."""
     evict, lost = PrefixPool._evict, set[object]()
