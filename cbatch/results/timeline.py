@@ -48,7 +48,8 @@ def write_timeline(path: Path, record: RunRecord, title: str, requests: Served) 
     spans = record.stages or [((step.started, step.ended),) for step in record.steps]
     steps = map(_iteration, record.steps, spans, record.replicas or repeat(0))
     stages = [f"stage {stage}" for stage in range(len(record.stages[0]) if record.stages else 0)]
-    replicas = [f"replica {replica}" for replica in range(max(record.replicas, default=-1) + 1)]
+    last = max(chain(record.replicas, (life.replica for life in record.lives)), default=-1)
+    replicas = [f"replica {replica}" for replica in range(last + 1)]
     if record.pools:
         replicas = [f"{name} ({pool})" for name, pool in zip(replicas, record.pools, strict=False)]
     parts = {"copies": record.copies, "blocks": record.blocks, "replicas": record.lives, "transfers": record.transfers}

@@ -8,6 +8,7 @@ from typing import Any
 
 from hand_made import make_record
 
+from cbatch.record import Life
 from cbatch.results.metrics import collect_served
 from cbatch.results.timeline import write_timeline
 
@@ -56,3 +57,16 @@ def test_the_timeline_of_a_run_made_by_hand(tmp_path: Path) -> None:
     assert [event["name"] for event in phases if event["id"] == 3] == ["3 prefill"] * 2  # admitted as it arrives
     assert not [event for event in events if event["name"] == "thread_name"], "it has no stages"
     assert content["displayTimeUnit"] == "ms"
+
+
+def test_each_replica_that_was_there_has_a_name(tmp_path: Path) -> None:
+    """Replica 1 runs every iteration; replica 2 is paid for and never used."""
+    path, record = tmp_path / "timeline.json.gz", make_record()
+    record.replicas, record.lives = [1] * len(record.steps), [Life(replica, 0.0, 0.0) for replica in range(3)]
+    write_timeline(path, record, "lives", collect_served(record))
+    events: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    names = {
+        event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name" and event["pid"] == 7
+    }
+    ready = [names[event["tid"]] for event in events if event["pid"] == 7 and event["ph"] == "X"]
+    assert ready == ["replica 0", "replica 1", "replica 2"]
