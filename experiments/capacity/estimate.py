@@ -142,11 +142,10 @@ class Capacity:
 
     @property
     def accuracy(self) -> float:
-        """The distance of the farther end over the capacity: skewed violations leave the lower end far away until enough are seen."""
-        return max(self.high - self.rate, self.rate - self.low) / self.rate if 0 < self.low <= self.high < inf else inf
+        return (self.high - self.low) / 2 / self.rate if 0 < self.low <= self.high < inf else inf
 
     def widened(self, accuracy: float) -> "Capacity":
-        """Returns the capacity with an interval of ±accuracy, or of a quarter more than its farther end if that is nearer: see the module."""
+        """Returns the capacity with an interval of ±accuracy, or of a quarter more than its own width if that is narrower: see the module."""
         reach = min(accuracy, _CHANCE * self.accuracy) * self.rate
         return replace(self, low=min(self.low, self.rate - reach), high=max(self.high, self.rate + reach))
 

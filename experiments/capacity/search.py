@@ -38,7 +38,7 @@ class Goal:
 
     level: the wanted share of requests that meet their objectives.
     requests: per replication, at least; more if the warm-up needs them and `grows`. most: replications.
-    accuracy: the farther end's distance from the capacity, over the capacity.
+    accuracy: half the interval's width over the capacity.
     recorded: requests of the trace; None for a random workload.
     queue: draws replications for a control variate; None: without one.
     per_session: for a search over concurrent sessions instead of rates: the least requests of a replication per session; else 0.
