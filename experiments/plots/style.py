@@ -32,7 +32,7 @@ from cbatch import ConfigError
 from cbatch.validation import Give
 from experiments.plots.parts import LOG, label_log
 from experiments.report.headings import OFFERED
-from experiments.report.notes import chosen_text, footer_of, made_text, notes_of
+from experiments.report.notes import chosen_text, footer_of, given_text, made_text, notes_of
 from experiments.report.titles import gpus_texts
 
 PAGE = 7.0  # inches: text width of a printed page
@@ -155,14 +155,14 @@ def add_title(
     shared = _shared_texts(runs)
     text = ": ".join(filter(None, [heading, ", ".join(shared)])) + (f" ({note})" if note else "")
     abouts = [summary["about"] for summary in runs["summary"]]
-    chosen = chosen_text(abouts)
+    chosen = "\n".join(filter(None, [given_text(abouts, _SHARED), chosen_text(abouts)]))
     notes = "\n".join(filter(None, [*notes_of(abouts), made_text(abouts), below, chosen]))
     figure.set_label(notes)
     if not look.notes:
         print(notes)  # for a caption
     for panel, axis in product(figure.axes, "xy"):
         _scale(panel, axis, getattr(look, f"{axis}scale"), getattr(look, f"{axis}lim"))
-    footer = [*footer_of(abouts, below.splitlines()), *filter(None, [chosen])] if look.notes else []
+    footer = [*footer_of(abouts, below.splitlines()), *chosen.splitlines()] if look.notes else []
     add_heading(figure, text if look.title is None else look.title, footer, handles, look.size)
 
 
@@ -247,19 +247,22 @@ def add_heading(
         figure.suptitle(heading, fontsize=9)
     figure.align_ylabels()
     figure.supxlabel(footer, fontsize=6, color="#555555", wrap=True)
-    if size:
-        _shrink_labels(figure)
+    _fit_labels(figure)
 
 
-def _shrink_labels(figure: Figure) -> None:
-    """Sets labels on y that are longer than their panel in smaller type."""
+def _fit_labels(figure: Figure) -> None:
+    """Breaks labels on y that are longer than their panel, and sets those that still are in smaller type."""
     with warnings.catch_warnings(action="ignore"):  # `save` refuses a figure without room
         figure.draw_without_rendering()
     for panel in figure.axes:
         label = panel.yaxis.label
-        length = label.get_window_extent().height
-        if length > panel.bbox.height:
-            label.set_fontsize(max(float(label.get_fontsize()) * panel.bbox.height / length, _LEAST_POINTS))
+        if (share := panel.bbox.height / max(label.get_window_extent().height, 1)) < 1:
+            lines, words = label.get_text().splitlines(), label.get_text().split()
+            label.set_text(
+                wrap(" ".join(words), max(map(len, words + [line[: int(share * len(line))] for line in lines])))
+            )
+            share = panel.bbox.height / label.get_window_extent().height
+            label.set_fontsize(max(float(label.get_fontsize()) * min(share, 1), _LEAST_POINTS))
 
 
 def _add_legend(figure: Figure, heading: str, handles: Sequence[Artist], size: Size | None) -> None:

@@ -1,11 +1,12 @@
 """Notes on results, below each run, table, plot and comparison: the origin of times, and the limits of the figures."""
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 from cbatch.described import with_arguments
+from experiments.keys import key_of
 from experiments.store.sources import mixed
 
 About = Mapping[str, Any]  # the part `about` of a summary
@@ -193,6 +194,18 @@ def _limits_of_profile(profile: Mapping[str, Any]) -> list[str]:
     if source := profile.get("times_of"):
         limits.append(f"times of {source}, fitted to the model's shape")
     return limits
+
+
+def given_text(abouts: Iterable[About], stated: Collection[str] = ()) -> str:
+    """Returns the settings of the workload that the command lines of all runs gave, but seeds and those stated elsewhere; paths by their last part."""
+    first, *others = (about.get("overrides", ()) for about in abouts)
+    shared = [text for text in first if "=" in text and all(text in other for other in others)]
+    given = {key_of(text): text.partition("=")[2].rpartition("/")[2] for text in shared}
+    names = [key for key in given if key.startswith("workload.") and key not in ("workload.seed", *stated)]
+    texts = [f"{key.removeprefix('workload.')}={given[key]}" for key in names]
+    texts += [given.get("workload", "").strip("'").partition("(")[2].removesuffix(")")]  # open_loop(arrivals.rate=4)
+    texts = [*filter(None, texts)]
+    return f"workload: {', '.join(texts)}" if texts else ""
 
 
 def chosen_text(abouts: Iterable[About]) -> str:

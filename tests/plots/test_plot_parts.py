@@ -20,6 +20,21 @@ def test_an_axis_without_positive_values_can_be_drawn(values: list[float]) -> No
     figure.draw_without_rendering()
 
 
+def test_a_label_on_y_is_no_longer_than_its_panel() -> None:
+    """The names below the panels take half of the height: two lines; of a single long word smaller type."""
+    figure, [panels] = new_figure(1, 2, 2.6)
+    for panel, text in zip(panels, ("mean job time without pauses [s]", "job_time_without_pauses[s]"), strict=True):
+        parts.name_places(panel, ["1 prefill + 3 decode", "2 prefill + 2 decode"])
+        panel.set_ylabel(text)
+    add_heading(figure, "a heading", [], (), None)
+    figure.draw_without_rendering()
+    heights = [panel.yaxis.label.get_window_extent().height / panel.bbox.height for panel in panels]
+    assert max(heights) <= 1.05, heights
+    assert panels[0].get_ylabel().count("\n") == 1
+    sizes = [panel.yaxis.label.get_fontsize() for panel in panels]
+    assert sizes[1] < sizes[0]
+
+
 def test_all_notes_stand_below_a_figure() -> None:
     """In lines of at most 145 characters; each line beyond two makes the figure higher, unless its size is given."""
     notes = [" ".join(letter * 60) for letter in "abcd"]  # of 119 characters

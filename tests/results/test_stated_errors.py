@@ -10,7 +10,7 @@ from test_figures_shown import simulated
 from cbatch import Request
 from cbatch.results.metrics import Served
 from cbatch.results.sessions import early_turns
-from experiments.report.notes import beyond_text, chosen_text, footer_of, notes_of, origin_of
+from experiments.report.notes import beyond_text, chosen_text, footer_of, given_text, notes_of, origin_of
 from experiments.report.text import run_text
 from experiments.settings.compose import compose_run
 
@@ -51,6 +51,19 @@ def test_a_figure_states_the_sizes_that_runs_chose() -> None:
     abouts = [{"chosen": {**chosen, "block_size": "128"}} for chosen in sizes]
     assert chosen_text(abouts) == "chosen: kv_tokens=900 to 891,298, block_size=128"
     assert chosen_text([{}]) == ""
+
+
+def test_a_figure_states_the_settings_of_the_workload_that_all_runs_were_given() -> None:
+    """Not what varies, which labels have, nor a seed, nor what a heading states; paths by their last part."""
+    same = ["batch=4", "workload.max_pause=10", "workload.path=/a/b.csv", "workload.speed=6", "workload.arrivals=null"]
+    same += ["++workload.arrivals={rate:4}", "workload='agents(sessions=8)'"]
+    abouts = [
+        {"overrides": [*same, f"workload.turns={turns}", f"workload.seed={turns}", "workload.seed=1"]}
+        for turns in (2, 3)
+    ]
+    said = "workload: max_pause=10, path=b.csv, arrivals={rate:4}, sessions=8"
+    assert given_text(abouts, ("workload.speed",)) == said
+    assert given_text([{"overrides": ["batch=4"]}, {}]) == ""
 
 
 def test_seeds_whose_caches_differ_are_told_how_to_make_them_equal() -> None:
