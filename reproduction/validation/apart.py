@@ -259,13 +259,14 @@ def main(
             kept_runs += runs
             print(f"{number} of {len(rows)}: {row['keys']} {row['layout']}", flush=True)
             save(write(rows[:number]).with_suffix(".npz"), {"profile": hardware}, kept_runs)
-    names = ["simulated", *[AT_SPEED] * all(elsewhere(row, rows) for row in rows)]
-    for name, row in product(names, rows):
+    compared = {"simulated": rows, AT_SPEED: [row for row in rows if elsewhere(row, rows)]}
+    for name, row in ((name, row) for name, own in compared.items() for row in own):
         server = simulated_server(profile, [Card()] * 2 if name == "simulated" else elsewhere(row, rows))
         record = simulate(server, f"{row['keys']} traces={traces}", row["layout"])
         row[name] = figures(record)
         print(show(row, name) + routed(row, kept_runs, record), flush=True)
-    print(write(rows), *(f"{name}:\n{table(rows, name)}" for name in names), differences(rows), sep="\n")
+    tables = (f"{name}:\n{table(own, name)}" for name, own in compared.items() if own)
+    print(write(rows), *tables, differences(rows), sep="\n")
 
 
 def table(runs: Sequence[Mapping[str, Any]], name: str) -> str:
