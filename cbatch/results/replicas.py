@@ -47,14 +47,16 @@ def cost(dollars_per_hour: float, window: Window, throughput: Mapping[str, float
 def balance(run: Gathered, window: Window, num_replicas: int) -> Figures:
     """Returns how the whole run's requests are spread over the replicas and, with an autoscaler, the replica-seconds of the window.
 
-    Replicas that were never ready are left out and, with roles, pools that end no request.
+    Replicas that were never ready are left out and, with roles, pools that end no request, except from those that computed nothing (`idle`).
     """
     counts = np.bincount(np.array([*run.replica_of.values()], int), minlength=num_replicas)
     ran = {life.replica for life in run.lives if life.ready < math.inf} or {*range(num_replicas)}
+    idle = len(ran.difference(run.steps["replica"].tolist()))
     if run.transfers and (ending := {run.pools[replica] for replica in run.replica_of.values() if run.pools}):
         ran &= {replica for replica, pool in enumerate(run.pools) if pool in ending}
     counts = counts[sorted(ran)]
     spread: Figures = {"least_requests": int(counts.min()), "most_requests": int(counts.max())}
+    spread |= {"idle": idle} if idle else {}
     if not run.lives:
         return spread
     mean = float(paid_shares(run.lives, window, num_replicas).sum())

@@ -118,7 +118,8 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         ending = [pool for pool, figures in pools.items() if figures["requests"]]
         those = f", in {' and '.join(ending)}" if transfers and len(ending) < len(pools) else ""
         range_ = f"{least:,} to " * (least != most) + count_text(most, "request")
-        yield "replicas", f"{whole}{range_} each{those}{paid}"
+        idle = f"; {count_text(balance['idle'], 'replica')} computed nothing" if "idle" in balance else ""
+        yield "replicas", f"{whole}{range_} each{those}{paid}{idle}"
     if transfers:
         timed = {"visible_seconds": "left after the prefill", "copied_seconds": "for the copy of a prefix"}
         means = {what: number(transfers.get(key), 1e3) for key, what in timed.items()}
@@ -172,7 +173,8 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
 
 def _price_text(cost: Mapping[str, Any]) -> str:
     units = {"hour": "/h", "request": " per request", "million_tokens": " per million tokens"}
-    return ", ".join(f"${format_number(cost[f'dollars_per_{key}'])}{unit}" for key, unit in units.items())
+    texts = [(format_number(cost[f"dollars_per_{key}"]), unit) for key, unit in units.items()]
+    return ", ".join(f"${text}{unit}" for text, unit in texts if text != "-")  # a pool of prefillers ends no request
 
 
 def _sessions(figures: Summary) -> Iterator[tuple[str, str]]:

@@ -24,6 +24,7 @@ class Turn(NamedTuple):
     ids: ids of the requests that received a token, once for each token. tokens: their tokens; -1 in simulation. ended: these and other requests.
     state: numbers of running and of waiting requests; share of the KV blocks in use. replica: whose turn it is.
     failed: the server has failed, and has cut the requests that are cancelled.
+    drafts: requests that had drafts, their drafts, and those that became tokens.
     """
 
     ids: list[int]
@@ -32,6 +33,7 @@ class Turn(NamedTuple):
     state: tuple[int, int, float]
     replica: int = 0
     failed: bool = False
+    drafts: tuple[int, int, int] = (0, 0, 0)
 
 
 Send = Callable[[int | Turn | dict[str, Any] | str], object]
@@ -154,6 +156,10 @@ class ClientArrivals(Posted):
         """Sends the changes since the last call."""
         record, state = self._engine.record, self._engine.state
         ended, receivers = record.requests[self._num_ended :], record.receivers[self._num_steps :]
+        steps = record.steps[self._num_steps :]
+        drafts = tuple(
+            sum(getattr(step, f"num_{name}") for step in steps) for name in ("drafted", "drafts", "accepted")
+        )
         self._num_ended, self._num_steps = len(record.requests), len(record.steps)
         num_waiting, leaving = len(state.waiting) + self._engine.inbox.num_coming, self._leaving
         now = len(state.running), num_waiting, state.pool.num_used / state.pool.num_blocks
@@ -161,7 +167,7 @@ class ClientArrivals(Posted):
             self._state = now
             ids = receivers[0].tolist() if receivers else []  # a turn ends one iteration at most
             gone = [*ended, *(prefilled.request for prefilled in leaving)]
-            self._send(Turn(ids, self._tokens(ids, gone), ended, now, self._replica, self.failed))
+            self._send(Turn(ids, self._tokens(ids, gone), ended, now, self._replica, self.failed, drafts))
         self._leaving = []
         for prefilled in leaving:
             assert self._router is not None

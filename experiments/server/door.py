@@ -119,7 +119,9 @@ class Door:
             raise HTTPException(keys.full_status, f"{len(self._open)} requests are open; try again later")
         if self.is_closed:
             raise HTTPException(503, "the engine has ended")
-        specs = [self._spec(body, prompt, arrival, place) for prompt in prompts for place in range(body.n)]
+        limits = [self._limit(body, prompt) for prompt in prompts]  # before any request gets its id
+        asked = [(*each, place) for each in zip(prompts, limits, strict=True) for place in range(body.n)]
+        specs = [self._spec(body, prompt, limit, arrival, place) for prompt, limit, place in asked]
         answer = Answer(body, spec.name, sum(map(len, prompts)), partial(self._leave, specs))
         for request in specs:
             text = OutputText(self._text, body.stop, request.stop_tokens) if self._text else self._words
@@ -142,13 +144,17 @@ class Door:
         total = f"{limit} + {num_prompt_tokens} prompt tokens exceed {most}"
         return f"max_tokens={limit}: {total}; lower max_tokens, shorten the prompt{larger}"
 
-    def _spec(self, body: AnyBody, prompt: Sequence[int], arrival: float, place: int) -> RequestSpec:
-        """Returns a request that the engine can serve. place: index among the choices of one prompt. Raises ConfigError."""
-        id_, text, most = next(self._ids), self._text, self.longest
-        fits = max(1, min(self.settings.server.max_new_tokens, most - len(prompt)))
+    def _limit(self, body: AnyBody, prompt: Sequence[int]) -> int:
+        """Returns the limit of new tokens. Raises ConfigError for a request that does not fit."""
+        fits = max(1, min(self.settings.server.max_new_tokens, self.longest - len(prompt)))
         limit = body.max_completion_tokens or body.max_tokens or fits
-        if len(prompt) + limit > most:
+        if len(prompt) + limit > self.longest:
             raise ConfigError(self._too_long(body, len(prompt), limit))
+        return limit
+
+    def _spec(self, body: AnyBody, prompt: Sequence[int], limit: int, arrival: float, place: int) -> RequestSpec:
+        """Returns a request. place: index among the choices of one prompt."""
+        id_, text = next(self._ids), self._text
         seed = (self.settings.seed + id_ if body.seed is None else body.seed + place) % 2**64
         return RequestSpec(
             id_,

@@ -21,6 +21,11 @@ _COUNTERS = {
     "prefix_cache_hits": "Prompt tokens of these requests that the prefix cache held",
     "num_preemptions": "Preemptions of requests that have ended",
 }
+_DRAFTS = {
+    "spec_decode_num_drafts": "Requests that had drafts, once for each iteration",
+    "spec_decode_num_draft_tokens": "Their drafts",
+    "spec_decode_num_accepted_tokens": "Drafts that became tokens",
+}
 _TIMES = ("time_to_first_token", "request_time_per_output_token", "e2e_request_latency")
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 
@@ -41,7 +46,7 @@ class Meters(CollectorRegistry):
             return [meter.labels(number) for number in range(num_replicas)] if self._labels else [meter]
 
         self._gauges = [made(Gauge, name, text) for name, text in _GAUGES.items()]
-        self._counters = {name: made(Counter, name, text) for name, text in _COUNTERS.items()}
+        self._counters = {name: made(Counter, name, text) for name, text in (_COUNTERS | _DRAFTS).items()}
         self.rejections = Counter("cbatch:admission_rejections", "Requests beyond max_open", registry=self)
         by_reason = [*self._labels, "finished_reason"]
         self._ended = Counter("cbatch:request_success", "Requests that have ended", by_reason, registry=self)
@@ -54,6 +59,8 @@ class Meters(CollectorRegistry):
             gauge[place].set(value)
         count = {name: counter[place] for name, counter in self._counters.items()}
         count["generation_tokens"].inc(len(turn.ids))
+        for name, number in zip(_DRAFTS, turn.drafts, strict=True):
+            count[name].inc(number)
         for end in turn.ended:
             self._ended.labels(*[place] * len(self._labels), end.finish_reason and end.finish_reason.value).inc()
             count["num_preemptions"].inc(end.num_preemptions)

@@ -150,6 +150,14 @@ def test_a_setting_of_routers_that_nothing_reads_is_noted() -> None:
     assert "no effect" not in read and "router least_loaded, reports 0.5 s old" in read
 
 
+def test_a_pool_that_ends_no_request_has_no_price_of_one() -> None:
+    pools = {"p": {"role": "prefill", "replicas": 2}, "d": {"role": "decode"}}
+    lines = str(simulate("orca", "open_loop", requests=1, pools=pools, price=3, prefix_cache=True)).splitlines()
+    prefill, decode = (next(line for line in lines if line.startswith(f"pool {pool} ")) for pool in pools)
+    assert prefill.endswith("; $6/h") and "; $3/h, $" in decode and decode.endswith(" per million tokens")
+    assert any(line.endswith(" 1 request each, in d; 1 replica computed nothing") for line in lines)
+
+
 @pytest.mark.long
 def test_pools_of_unlike_prices_add_up(tmp_path: Path) -> None:
     """A pool's price is its own key's, else the run's, else its profile's; times tensor parallel GPUs, stages and replicas."""

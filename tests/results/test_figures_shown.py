@@ -186,12 +186,12 @@ def test_a_run_says_which_gpus_it_has_and_what_each_replica_serves() -> None:
     """Replica 1 of three has three of four requests, replica 2 none. A router of one replica chooses nothing."""
     backend = {"replicas": 3, "router": "skew.First", "tensor_parallel": 2, "pipeline_stages": 4}
     record = make_record()
-    record.replica_of = {0: 1, 1: 1, 2: 0, 3: 1}
+    record.replica_of, record.replicas = {0: 1, 1: 1, 2: 0, 3: 1}, [0, 1, 1, 1, 1]
     summary = make_summary(record, settings={"backend": backend}, num_replicas=3)
-    assert summary["replicas"] == {"least_requests": 0, "most_requests": 3}
+    assert summary["replicas"] == {"least_requests": 0, "most_requests": 3, "idle": 1}
     title, *lines = run_text(summary).splitlines()
     assert title.endswith(", async, tensor parallelism 2, 4 pipeline stages, 3 replicas, router First")
-    assert "replicas    0 to 3 requests each" in lines
+    assert "replicas    0 to 3 requests each; 1 replica computed nothing" in lines
     summary["replicas"] = {"least_requests": 3, "most_requests": 3}
     assert "replicas    3 requests each" in run_text(summary).splitlines()
     record.lives = [Life(0, 0.0, 0.0), Life(1, 0.0, 0.0), Life(2, 1.0)]

@@ -65,6 +65,7 @@ def test_limits_are_what_fits() -> None:
         ([1] * 99, 2, "max_tokens=2: "),
         ([1] * 100, None, "prompt: 100 "),
         ([1] * 100, 1, "prompt: "),
+        ([[1], [1] * 100], None, "prompt: 100 "),
         ([1, 128256, 2], None, "prompt: no token 128256; give ids from 0 to 128255"),
         ([[1], [2, -5]], None, "prompt: no token -5; "),
     ):
@@ -75,6 +76,7 @@ def test_limits_are_what_fits() -> None:
     asyncio.run(cast(Any, desk.open(ChatBody, model="llama-3.1-8b", messages=[{"role": "user", "content": "a " * 98}])))
     asyncio.run(cast(Any, desk.open(prompt=[0, 128255])))
     assert [len(spec.prompt) for spec in desk.sent[3:]] == [98, 2]
+    assert [spec.id for spec in desk.sent] == [*range(5)], "what is refused takes no id"
 
 
 def test_a_model_without_a_tokenizer_has_words() -> None:

@@ -65,6 +65,9 @@ def until_all_ended(specs: Sequence[RequestSpec], gap: float = 0.0) -> Callable[
     return answer
 
 
+DRAFTS = ("drafts", "draft_tokens", "accepted_tokens")
+
+
 @pytest.mark.parametrize("drafts", [(), ("drafter=ngram", "drafter.min_n=1", "drafting=fixed")])
 def test_turns_have_the_tokens_of_the_outputs_and_the_ends(drafts: tuple[str, ...], tmp_path: Path) -> None:
     """With drafts a request may get several tokens in a turn."""
@@ -79,6 +82,13 @@ def test_turns_have_the_tokens_of_the_outputs_and_the_ends(drafts: tuple[str, ..
             assert end.output == streams[end.id] and end.finish_reason is FinishReason.LENGTH
     assert {id_: len(tokens) for id_, tokens in streams.items()} == {0: 100, 1: 101, 2: 102}
     assert any(len(set(turn.ids)) < len(turn.ids) for turn in turns) == bool(drafts)
+    meters, figures = Meters(), figures.get("drafts", {"drafts": 0, "accepted": 0, "acceptance_length": 1.0})
+    for turn in turns:
+        meters.count(turn)
+    counts = (meters.get_sample_value(f"cbatch:spec_decode_num_{name}_total") for name in DRAFTS)
+    drafted, made, accepted = map(int, counts)
+    assert (made, accepted) == (figures["drafts"], figures["accepted"]) and (drafted > 0) == bool(drafts)
+    assert drafted * (figures["acceptance_length"] - 1) == pytest.approx(accepted)
     lines = (json.loads(line) for line in (tmp_path / "run" / "outputs.jsonl").read_text().splitlines())
     assert {line["id"]: line["output"] for line in lines} == streams
     assert turns[0].state[0] >= 1 and turns[-1].state == (0, 0, 0)
