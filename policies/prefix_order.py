@@ -26,7 +26,7 @@ from policies.chunking import ChunkSelector
 from policies.sarathi_serve import SarathiServe
 from policies.shared.kept_orders import FewestUncached, KeptOrder
 from policies.shared.prefix_tree import DepthFirst
-from policies.shared.prefixes import MOST_RANKED, RankedAnew, num_uncached
+from policies.shared.prefixes import MOST_RANKED, SortedOrder, num_uncached
 
 ORDERS = ("lpm", "dfs_weight", "spf", "hrrn")
 
@@ -44,7 +44,7 @@ class PrefixOrder(SarathiServe):
         self._computed_before: dict[Request, int] = {}  # tokens computed before the request arrived
         in_batch = order == "lpm" if in_batch is None else in_batch
         most = inf if order == "spf" else MOST_RANKED
-        self._kept: KeptOrder | RankedAnew = RankedAnew(self._key, in_batch, most, order == "lpm")
+        self._kept: KeptOrder | SortedOrder = SortedOrder(self._key, in_batch, most, order == "lpm")
         if order == "dfs_weight":
             self._kept = DepthFirst()
         elif order == "spf" and not in_batch:

@@ -28,7 +28,7 @@ def repeated(waiting: Iterable[Request], view: View) -> set[Request]:
     return later
 
 
-class RankedAnew:
+class SortedOrder:
     """A `KeptOrder` without state: each plan sorts all waiting requests by key; ties: arrival.
 
     in_batch: whether requests in `repeated` come last, by key or, with `later_by_arrival`, by arrival. most: waiting requests beyond which the order is first come, first served.

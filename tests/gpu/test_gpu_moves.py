@@ -158,7 +158,7 @@ def test_prompts_here_and_outputs_there_have_the_tokens_of_generate(executors: l
         assert sum(transfer.hidden == 1 for transfer in transfers) > 20
 
 
-def test_a_copy_that_nobody_waits_for_gives_wrong_tokens(executors: list[Any]) -> None:
+def test_a_copy_without_a_wait_gives_wrong_tokens(executors: list[Any]) -> None:
     """So the test above would notice: the decoder's iterations do not wait, and the copy begins 50 ms late."""
 
     def hasty(sender: Any, receiver: Any) -> Copier:

@@ -186,7 +186,7 @@ def test_continuum_waits_for_short_tools(
 
 
 @pytest.mark.parametrize("eviction", [LRU(), SoftTTL(known())])
-def test_a_tool_that_never_ends_blocks_nobody(eviction: Eviction) -> None:
+def test_a_tool_that_never_ends_blocks_no_other(eviction: Eviction) -> None:
     """The client of J1 does not come back: its pin ends by time, without an event at the engine."""
     served = serve(Continuum(Fixed(20), known()), two_jobs("ls", 1e6), memory=10, eviction=eviction)
     assert served.requests[2].admitted_at == 7.0

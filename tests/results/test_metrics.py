@@ -1,4 +1,4 @@
-"""The definitions of the metrics: on schedules that can be reckoned by hand, and against loops over random records."""
+"""The definitions of the metrics: on schedules computed by hand, and against loops over random records."""
 
 import math
 from dataclasses import replace
@@ -111,7 +111,7 @@ def test_what_the_prefix_cache_held_counts_once_per_admitted_request() -> None:
     assert found == {"hit_share": 0.5, "cached_tokens": 6, "cached_again_tokens": 5, "evicted_blocks": 7}
 
 
-def test_lost_tokens_that_nobody_needs_are_not_recomputed() -> None:
+def test_lost_tokens_of_requests_that_end_are_not_recomputed() -> None:
     """0 is preempted with 6 of 7 tokens in the cache and computed again; 1 is preempted with 3, and ended by the policy; 2 is rejected."""
 
     class Moody:

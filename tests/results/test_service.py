@@ -111,7 +111,7 @@ def test_windows_of_three_clients_by_hand(
 
 
 def test_windows_of_another_length() -> None:
-    """The last arrival is at 8 s: 19 windows of 4 s around 2.3 to 7.7 s, before anybody is served."""
+    """The last arrival is at 8 s: 19 windows of 4 s around 2.3 to 7.7 s, before any request is served."""
     windows = measure_windows(TWO, 4.0)
     assert windows.middle.tolist() == pytest.approx([2 + 0.3 * tick for tick in range(1, 20)])
     assert not windows.difference.any() and np.isnan(windows.jain).all()

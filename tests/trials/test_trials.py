@@ -57,7 +57,7 @@ def arrivals(of: Workload | Replication | Run) -> tuple[list[float], list[int]]:
     return [request.arrival_time for request in requests], [request.num_prompt_tokens for request in requests]
 
 
-def test_a_rate_only_stretches_time_and_each_replication_is_drawn_anew() -> None:
+def test_a_rate_only_stretches_time_and_each_replication_has_draws_of_its_own() -> None:
     places = ((0, 1.0), (0, 4.0), (1, 1.0))
     slow, fast, other = (arrivals(Replication(OPEN, number, rate, 50)) for number, rate in places)
     assert slow[0] == pytest.approx([4 * time for time in fast[0]])

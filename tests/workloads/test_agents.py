@@ -68,7 +68,7 @@ def test_lengths_and_pauses_are_scaled(tmp_path: Path) -> None:
     assert (session.system, session.turns[1]) == (2, Turn(1, 1, (0,), 0.6, 0, None, {"tool": ""}))
 
 
-def test_nobody_waits_for_a_sub_agent_that_never_returns(tmp_path: Path) -> None:
+def test_no_turn_waits_for_a_sub_agent_that_never_returns(tmp_path: Path) -> None:
     """It is served to its end, 30 iterations of a second; the session ends then, and only then does the next one begin."""
     requests = serve(workload(tmp_path, REQUESTS)).requests
     ended = {(each.session, each.turn): each for each in requests}
