@@ -368,6 +368,14 @@ def test_a_client_that_leaves_during_the_prefill_leaves_after_its_token(push: bo
     assert (request.last_token_at, request.finished_at) == (1, 1)
 
 
+def test_blocks_kept_for_a_lost_lease_are_free_at_once() -> None:
+    """Of 10 blocks 8 are kept from 0 s on. The lease is over at 1.5 s, before the request comes at 2 s: then it computes its 8 tokens and another with them."""
+    request = Request(0, 8, 2)
+    moves = Moves(1, Affine(0.0, 0.0), push=True, lease=0.5)
+    cluster = serve([replica(handover=1.0), replica(num_blocks=10)], [request], moves)
+    assert (request.finished_at, request.num_recomputed_tokens, cluster.record.transfers) == (3, 8, [])
+
+
 def test_a_client_that_leaves_frees_the_blocks_that_were_held_for_it() -> None:
     """The decoder has no room beside the first request; the second holds 8 of the prefiller's 10 blocks from 2 s until its client leaves at 5 s."""
     requests = [Request(0, 8, 30), Request(1, 8, 4, arrival_time=2.0, timeout=3.0), Request(2, 8, 1, arrival_time=3.0)]
