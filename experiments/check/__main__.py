@@ -100,12 +100,12 @@ def _check(*arguments: str) -> int:
 
         how: Any = {"num_random": num_random, "tiny": tiny, "patience": patience, "eviction": eviction, "tick": count}
         verdicts = search(source, PROPERTIES, chunk, **how)
-    _report(name, chunk, verdicts, ended)
+    required = {*require, *(["steady"] if is_steady(policy) else [])}
+    needed = [prop.name for prop in PROPERTIES if prop.needed or prop.name in required]
+    _report(name, chunk, verdicts, ended, needed)
     if drafts or "drafting" in build.section:
         most = f"at most {max(drafts, default=0)} of a decode; the drafter makes up to {len(DRAFTER.survivals)}"
         print(f"{sum(drafts):,} drafts were planned, {most}")
-    required = {*require, *(["steady"] if is_steady(policy) else [])}
-    needed = [prop.name for prop in PROPERTIES if prop.needed or prop.name in required]
     return _verdict(needed, [name for name in needed if verdicts[name]])
 
 
@@ -148,13 +148,15 @@ def _check_plug_in(subject: Subject, num_random: int, require: Sequence[str], th
     with bar(unit=" workloads", delay=0.1) as tried:
         found = find(subject, number, tried.update)
     untested = {"blind"} if {"legal", "deterministic"} & found.keys() else frozenset[str]()
-    _print_verdicts(subject.rules, subject.needed, found, untested)
-    print('"yes" means no counterexample, which is no proof; "-" means not tested, as runs cannot be compared')
     needed = [name for name in subject.rules if name in subject.needed or name in require]
-    return _verdict(needed, [name for name in needed if name in found])
+    _print_verdicts(subject.rules, needed, found, untested)
+    print('"yes" means no counterexample, which is no proof; "-" means not tested, as runs cannot be compared')
+    return _verdict([name for name in needed if name not in untested], [name for name in needed if name in found])
 
 
-def _report(name: str, chunk: int, verdicts: Verdicts, ended: Sequence[tuple[Ending, str]]) -> None:
+def _report(
+    name: str, chunk: int, verdicts: Verdicts, ended: Sequence[tuple[Ending, str]], needed: Collection[str]
+) -> None:
     """Prints the verdicts. ended: how each run ended, and why. Raises ConfigError if the policy's `check` refused all workloads."""
     refusals, tried = [why for ending, why in ended if ending is Ending.REFUSED], len(ended)
     completes = any(ending is Ending.COMPLETE for ending, _ in ended)
@@ -165,7 +167,6 @@ def _report(name: str, chunk: int, verdicts: Verdicts, ended: Sequence[tuple[End
     if refusals:
         print(f'{refused} "{refusals[0]}"')
     print()
-    needed = {prop.name for prop in PROPERTIES if prop.needed}
     found = {name: str(counterexample) for name, counterexample in verdicts.items() if counterexample is not None}
     _print_verdicts({prop.name: prop.text for prop in PROPERTIES}, needed, found, () if completes else NAMES)
     meaning = f'"yes" means no counterexample among {tried - len(refusals):,} workloads, which is no proof'

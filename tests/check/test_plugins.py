@@ -140,9 +140,10 @@ def test_workloads_grow_and_share_prefixes() -> None:
     [
         (["eviction=lru"], 0, "\nno counterexample to legal, held, static, blind\n"),
         (["eviction=test_plugins.Aging"], 1, "\nstatic         NO   "),
-        (["eviction=soft_ttl", "eviction.ttl=3", "require=static"], 1, "\nstatic         no   "),
+        (["eviction=soft_ttl", "eviction.ttl=3", "require=static"], 1, "\nstatic         NO   "),
         (["router=lmetric"], 0, "\nblind          yes  "),
         (["backend.router=test_plugins.Throwing"], 0, "\nblind          -    "),
+        (["backend.router=test_plugins.Throwing"], 0, "\nno counterexample to legal\n"),  # blind was not tested
         (["router=test_plugins.First"], 1, "\nlegal          NO   "),
         (["eviction=lru", "chunk=3"], 2, "error: chunk: has no effect on a check of an eviction"),
         (["router=lmetric", "require=blin"], 2, "error: require=blin: no such property; did you mean blind?"),
