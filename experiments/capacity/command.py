@@ -106,6 +106,11 @@ def measure(
     if not goal.grows and not goal.per_session and goal.requests < (enough := LEAST_PER_REQUEST * places):
         most = f"{goal.requests // LEAST_PER_REQUEST} requests in the system near the capacity"
         log(f"requests={goal.requests}: allows at most {most}; {enough} would allow full batches")
+    if goal.more:
+        allowed = int(goal.requests / goal.per_session)
+        log(
+            f"{goal.requests:,} requests in a replication allow at most {allowed} sessions at a time; {goal.more} allows more"
+        )
     origin, composed = origin_of_run(settings), settings.composed
     about = {**about_run(run), **origin, "slo": slo_text(composed.choices.get("slo", "none"), composed.overrides)}
     cores = settings.cores
@@ -146,7 +151,8 @@ def _goal_of_sessions(settings: SearchSettings) -> Goal:
     per_session = max(20.0, 2 * len(turns) / len({turn.session for turn in turns}))
     target = settings.attainment, requests, settings.replications, settings.accuracy
     grows = settings.requests == "auto" and not is_whole
-    return Goal(*target, grows=grows, per_session=per_session, first=workload.sessions or 8)
+    more = "" if grows else "a larger workload.num_sessions=" if is_whole else f"requests={2 * requests}"
+    return Goal(*target, grows=grows, per_session=per_session, first=workload.sessions or 8, more=more)
 
 
 def _goal(settings: SearchSettings) -> Goal:

@@ -42,7 +42,7 @@ class Goal:
     recorded: requests of the trace; None for a random workload.
     queue: draws replications for a control variate; None: without one.
     per_session: for a search over concurrent sessions instead of rates: the least requests of a replication per session; else 0.
-    first: the number of sessions to try first.
+    first: the number of sessions to try first. more: what gives a replication more requests, to try more sessions; empty if `grows`.
     """
 
     level: float
@@ -54,6 +54,7 @@ class Goal:
     queue: Draw | None = None
     per_session: float = 0.0
     first: int = 8
+    more: str = ""
 
     @property
     def unit(self) -> str:
@@ -139,8 +140,11 @@ class Search:
             passes, _ = self._pilot(sessions)
             passing, failing = (sessions, failing) if passes else (passing, sessions)
             if passing >= most:
-                problem = f"even {most} sessions at a time meet the objectives, of {self.requests} requests in all"
-                raise ConfigError(f"workload: {problem}; give more of them, or set tighter objectives")
+                problem = f"even {most} sessions at a time meet the objectives, and more need more requests"
+                remedy = (
+                    f"give {self.goal.more}, or set tighter objectives" if self.goal.more else "set tighter objectives"
+                )
+                raise ConfigError(f"requests={self.requests}: {problem}; {remedy}")
             sessions = (passing + failing) // 2 if failing else min(2 * sessions, most)
         if not passing:
             raise ConfigError("slo: no number of sessions meets it, not even one at a time; set looser objectives")

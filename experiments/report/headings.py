@@ -88,7 +88,7 @@ _HEADINGS = {
     "sessions.job_seconds.geometric_mean": Heading("geometric mean job time [s]", kind="log", better="lower"),
     "sessions.per_hour": Heading("sessions/h", better="higher"),
     "sessions.jain_index": Heading("Jain's index of sessions", better="higher"),
-    "sessions.cache_lost_share": Heading("lost in pauses [%]", 100.0, "share", "lower"),
+    "sessions.cache_lost_share": Heading("repeated, not found [%]", 100.0, "share", "lower"),
     "replicas.least_requests": Heading("least requests of a replica", better="higher"),
     "replicas.most_requests": Heading("most requests of a replica", better="lower"),
     "replicas.seconds": Heading("replica-seconds", better="lower"),

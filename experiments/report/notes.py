@@ -266,7 +266,7 @@ def beyond_text(abouts: Iterable[About]) -> str:
     if queued := sum(bool(about.get("queued")) for about in known):
         texts.append(f"all requests queued from the start{several(queued)}")
     if waiting:
-        most = f"{max(waiting):,.0f} requests waiting on average"
+        most = f"{max(waiting):,.0f} requests waiting on average until the last arrival"
         texts.append(f"overload{several(len(waiting))}, {'at most ' * (len(known) > 1)}{most}")
     return f"outside the conditions of that error: {'; '.join(texts)}" if texts else ""
 

@@ -185,7 +185,10 @@ def _sessions(figures: Summary) -> Iterator[tuple[str, str]]:
     yield "sessions", f"{ended}, {number(figures['per_hour'])} per hour; Jain's index {number(figures['jain_index'])}"
     yield "job time", f"{job} s on average, {busy} s of them without pauses, {turn} s per turn"
     if (lost := figures.get("cache_lost_share")) is not None:
-        yield "pauses", f"{format_share(lost)} of repeated tokens were lost from the prefix cache during pauses"
+        yield (
+            "repeated",
+            f"{format_share(lost)} of the tokens that turns repeat were not found in the prefix cache where they ran",
+        )
 
 
 def run_line(name: str, summary: Summary) -> str:

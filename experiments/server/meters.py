@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from cbatch.request import SERVED
+from cbatch.request import SERVED, FinishReason
 from experiments.server.clients import Turn
 
 M = TypeVar("M", Counter, Gauge, Histogram)
@@ -26,6 +26,7 @@ _DRAFTS = {
     "spec_decode_num_draft_tokens": "Their drafts",
     "spec_decode_num_accepted_tokens": "Drafts that became tokens",
 }
+_REASONS = {FinishReason.CANCELLED: "abort"}  # vLLM's name
 _TIMES = ("time_to_first_token", "request_time_per_output_token", "e2e_request_latency")
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 
@@ -62,7 +63,8 @@ class Meters(CollectorRegistry):
         for name, number in zip(_DRAFTS, turn.drafts, strict=True):
             count[name].inc(number)
         for end in turn.ended:
-            self._ended.labels(*[place] * len(self._labels), end.finish_reason and end.finish_reason.value).inc()
+            reason = end.finish_reason and _REASONS.get(end.finish_reason, end.finish_reason.value)
+            self._ended.labels(*[place] * len(self._labels), reason).inc()
             count["num_preemptions"].inc(end.num_preemptions)
             if end.admitted_at is not None:
                 count["prefix_cache_queries"].inc(end.num_prompt_tokens)

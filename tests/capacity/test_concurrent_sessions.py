@@ -1,20 +1,24 @@
 """Capacity as the most concurrent sessions: the rules by hand, and searches on curves that are known."""
 
 import json
+from functools import partial
 from math import log
 from pathlib import Path
 from typing import Any
 
 import pytest
 from curve import Curve
+from in_process import outcome
+from test_capacity import SMALL, run, simulate_curve
 from test_capacity import folder as folder
-from test_capacity import run, simulate_curve
 from test_search import search
 
 from cbatch import ConfigError, Request
+from experiments.capacity import __main__ as command
 from experiments.capacity.search import LEAST
 from experiments.capacity.simulation import _while_full
 from experiments.compare import pairs_of, read_replications
+from experiments.run import main
 from experiments.settings.compose import compose
 from experiments.settings.construct import construct
 from experiments.trials.replications import at_a_time
@@ -55,11 +59,27 @@ def test_a_search_over_sessions_tries_whole_numbers(first: int, recorded: bool) 
 
 @pytest.mark.parametrize(
     ("violations", "problem"),
-    [(0.3, "slo: no number of sessions meets it"), (0.0, "workload: even 5000 sessions at a time meet the objectives")],
+    [(0.3, "slo: no number of sessions meets it"), (0.0, "even 5000 sessions at a time meet .*; give requests=7")],
 )
 def test_sessions_that_all_fail_or_pass_are_refused(violations: float, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        search(Curve(lambda sessions: violations), per_session=20.0)
+        search(Curve(lambda sessions: violations), per_session=20.0, more="requests=7")
+
+
+def test_the_most_sessions_that_requests_allow_are_said_before_the_search(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 requests for each: 75 sessions of 1,500 requests. The error names the key and twice the number."""
+    simulate_curve(monkeypatch, Curve(lambda sessions: 0.0))
+    kept = [key for key in SMALL.split() if not key.startswith(("requests=", "workload="))]
+    ended = outcome(
+        partial(main, command=command.COMMAND), [*kept, "workload=chat", "workload.turns=4", "requests=1500"]
+    )
+    first, second = ended.printed.splitlines()[:2]
+    assert first == "1,500 requests in a replication allow at most 75 sessions at a time; requests=3000 allows more"
+    assert second.startswith("bracket: 8 sessions passes")
+    problem = "requests=1500: even 75 sessions at a time meet the objectives, and more need more requests"
+    assert ended.complaint == f"{problem}; give requests=3000, or set tighter objectives"
 
 
 @pytest.mark.long

@@ -193,13 +193,15 @@ def test_sessions_in_the_report() -> None:
     assert "sessions    2 completed, 1 abandoned, 806 per hour; Jain's index 0.98\n" in text
     assert " per second arrived\n" in text and "offered" not in text, "a closed loop offers no rate"
     assert "job time    8 s on average, 6 s of them without pauses, 2.62 s per turn\n" in text
-    assert "pauses      58.3% of repeated tokens were lost from the prefix cache during pauses\n" in text
+    assert (
+        "repeated    58.3% of the tokens that turns repeat were not found in the prefix cache where they ran\n" in text
+    )
     table = text.split("\n\n")[-1].splitlines()
     assert table[2].split() == ["0", "(4", "requests)", "2", "2", *"---"]
     summary["sessions"]["ttft_seconds"]["0"]["turns"] = 150
     assert "only 1 of 150 lies beyond" in run_text(summary), "of the turns of one number"
     keys = ("sessions.job_seconds.p90", "sessions.ttft_seconds.2-3.mean", "sessions.cache_lost_share", "regret.latency")
-    heads = ("job time p90 [s]", "mean TTFT of turn 2-3 [s]", "lost in pauses [%]", "latency / bound")
+    heads = ("job time p90 [s]", "mean TTFT of turn 2-3 [s]", "repeated, not found [%]", "latency / bound")
     assert tuple(heading_of(key).text for key in keys) == heads and {heading_of(key).better for key in keys} == {
         "lower"
     }

@@ -115,9 +115,13 @@ def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> N
 
     assert beyond_text([of(16), of(128, waiting=128.0), {"simulated": False}, simulated()]) == ""
     assert beyond_text([of(8, compared=())]) == ""  # nothing was compared, as the line above it says
-    assert beyond_text([of(129, waiting=130.4)]).endswith("batch 129; overload, 130 requests waiting on average")
+    assert beyond_text([of(129, waiting=130.4)]).endswith(
+        "batch 129; overload, 130 requests waiting on average until the last arrival"
+    )
     grown = {**of(64, waiting=19.6), "queue_grows": True}
-    assert beyond_text([grown, of(64)]).endswith(": overload in 1 of 2 runs, at most 20 requests waiting on average")
+    assert beyond_text([grown, of(64)]).endswith(
+        ": overload in 1 of 2 runs, at most 20 requests waiting on average until the last arrival"
+    )
     assert beyond_text([of(64, load=0.45), of(64, load=0.9)]) == ""
     queued = {**of(64), "queued": True}
     assert beyond_text([queued]) == "outside the conditions of that error: all requests queued from the start"
@@ -127,7 +131,7 @@ def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> N
     assert beyond_text([of(number) for number in (4, 8, 256, 512)]).endswith(": batch 4 to 512")
     assert beyond_text([of(8), of(8), of(256), of(64, waiting=65.0), of(64, waiting=1000.0)]) == (
         "outside the conditions of that error: batch 8, 256 in 3 of 5 runs; "
-        "overload in 2 of 5 runs, at most 1,000 requests waiting on average"
+        "overload in 2 of 5 runs, at most 1,000 requests waiting on average until the last arrival"
     )
 
 
@@ -168,5 +172,5 @@ def test_each_pool_has_its_batch_and_the_queue_is_of_all() -> None:
     about = {**simulated(compared={"batches": [48, 48], "loads": []}), "limits": {}, "pools": pools}
     assert beyond_text([{**about, "mean_waiting": 104}]).endswith(": batch 8")
     assert beyond_text([{**about, "mean_waiting": 105}]).endswith(
-        ": batch 8; overload, 105 requests waiting on average"
+        ": batch 8; overload, 105 requests waiting on average until the last arrival"
     )

@@ -269,7 +269,7 @@ def test_who_leaves_and_who_stays_are_on_their_replica(tmp_path: Path) -> None:
         assert meters.get_sample_value("cbatch:num_requests_running", own) == 0
         tokens = meters.get_sample_value("cbatch:generation_tokens_total", own)
         assert tokens == rows.loc[rows["replica"] == replica, "output_tokens"].sum() > 0
-        left = meters.get_sample_value("cbatch:request_success_total", {**own, "finished_reason": "cancelled"})
+        left = meters.get_sample_value("cbatch:request_success_total", {**own, "finished_reason": "abort"})
         assert left == (1, 2)[replica]
 
 

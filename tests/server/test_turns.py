@@ -19,7 +19,7 @@ from experiments.server.settings import read_server_settings
 from experiments.settings.compose import compose
 
 SIMULATED = ("policy=sarathi_serve", "backend=sim", "time_scale=20", "batch=64")
-REASONS, CACHE = ("length", "cancelled", "stop"), ("prefix_cache_queries", "prefix_cache_hits")
+REASONS, CACHE = ("length", "abort", "stop"), ("prefix_cache_queries", "prefix_cache_hits")
 TIMES = {
     "time_to_first_token": "ttft_seconds",
     "e2e_request_latency": "end_to_end_seconds",
@@ -179,7 +179,7 @@ def test_metrics_are_those_of_the_run(tmp_path: Path) -> None:
     assert states == {turn.state for turn in turns} and any(state[:2] == (2, 1) for state in states)
     value: Any = meters.get_sample_value
     reasons = {reason: value("cbatch:request_success_total", {"finished_reason": reason}) for reason in REASONS}
-    assert reasons == {"length": 3, "cancelled": 1, "stop": None} and figures["run"]["cancelled_requests"] == 1
+    assert reasons == {"length": 3, "abort": 1, "stop": None} and figures["run"]["cancelled_requests"] == 1
     counted = {name: value(f"cbatch:{name}_total") for name in ("prompt_tokens", "generation_tokens", *CACHE)}
     num_tokens = sum(len(turn.ids) for turn in turns)
     assert counted == {"prompt_tokens": 45, "generation_tokens": num_tokens, CACHE[0]: 45, CACHE[1]: 16}
