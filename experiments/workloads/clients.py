@@ -41,7 +41,7 @@ class Client(Described):
     prompt_tokens: Length
     output_tokens: Length
     client: str | None = None
-    cv: Annotated[float, Field(ge=0, le=1e3), Give("a number from 0 (evenly spaced) over 1 (Poisson) to 1000")] = 0.0
+    cv: Annotated[float, Field(ge=0, le=1e3), Give("a number from 0 (evenly spaced) over 1 (Poisson) to 1000")] = 1.0
     end_rate: Annotated[float, not_negative("requests per second")] | None = None
     begin: Annotated[float, not_negative("seconds")] = 0.0
     end: Annotated[float, positive("seconds")] | None = None

@@ -101,7 +101,7 @@ def test_a_rate_moves_conversations_and_keeps_their_pauses() -> None:
 
 def test_equal_replications_are_refused() -> None:
     """Evenly spaced requests of one length: their only difference is the seed of their sampling."""
-    client = Client(rate=2.0, prompt_tokens=(10, 10), output_tokens=(5, 5))
+    client = Client(rate=2.0, cv=0, prompt_tokens=(10, 10), output_tokens=(5, 5))
     same = Clients(duration=50.0, clients={"a": client})
     assert "the seed changes nothing" in message(lambda: check_random(same, 20))
     check_random(replace(same, clients={"a": replace(client, output_tokens=(5, 6))}), 20)

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 from in_process import message
 
 from experiments.settings.groups import CONFIG_FOLDER
 from experiments.workloads import Clients
 
-EVEN: dict[str, Any] = {"rate": 2.0, "prompt_tokens": 30, "output_tokens": 4}
+EVEN: dict[str, Any] = {"rate": 2.0, "cv": 0.0, "prompt_tokens": 30, "output_tokens": 4}
 
 
 def make(duration: float = 10.0, **entries: dict[str, Any]) -> Clients:
@@ -65,6 +66,15 @@ def test_poisson_arrivals_and_ranges_of_lengths() -> None:
     assert intervals.std() == pytest.approx(0.5, rel=0.05)
     pairs = {(request.num_prompt_tokens, request.max_new_tokens) for request in workload.requests(None)}
     assert pairs == {(prompt, output) for prompt in (3, 4, 5) for output in (1, 2)}
+
+
+def test_arrivals_are_poisson_unless_the_presets_of_vtc_space_them_evenly() -> None:
+    client = {"rate": 2.0, "prompt_tokens": 30, "output_tokens": 4}
+    given, poisson = (Clients(duration=50.0, clients={"ann": {**client, **cv}}) for cv in ({}, {"cv": 1.0}))
+    assert times_of(given, "ann").tolist() == times_of(poisson, "ann").tolist()
+    for path in sorted((CONFIG_FOLDER / "workload").glob("vtc_*.yaml")):
+        cvs = {client["cv"] for client in (yaml.safe_load(path.read_text()).get("clients") or {}).values()}
+        assert cvs == {"vtc_poisson": {1}, "vtc_real": set()}.get(path.stem, {0})
 
 
 def test_another_client_and_a_longer_run_change_no_request() -> None:
