@@ -117,7 +117,7 @@ def draw(
     reads = (frame.get("eviction", pd.Series("", frame.index)) == "belady") & (x != "eviction")
     labels = frame["label"].where(~reads, frame["label"] + FUTURE)
     level = series.lacking(frame, x)
-    labels = labels if is_argument(x) else labels.where(~level, labels + f", without {x}")
+    labels = labels if is_argument(x) else labels.where(~level, labels + ", " + series.name_lacking(frame, x))
     frame = frame.assign(of=frame["workload"].str.partition("(")[0], label=labels, level=level)
     frame[["served", "replication"]] = with_replications(frame.assign(source=""))[["served", "replication"]]
     frame["requests"] = list(zip(frame["served"], frame["replication"], strict=True))

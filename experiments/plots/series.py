@@ -123,6 +123,12 @@ def lacking(runs: pd.DataFrame, x: str) -> "pd.Series[bool]":
     return runs[x].isna() & (is_argument(x) | pd.Series(absent, runs.index))
 
 
+def name_lacking(runs: pd.DataFrame, x: str) -> "pd.Series[str]":
+    """Returns names for runs that have no setting x: of a pool's replicas or role those of the run, as in `4 both`, else `without x`."""
+    without = pd.Series(f"without {x}", runs.index)
+    return runs.get("backend.pools", without) if x.rpartition(".")[2] in ("replicas", "role") else without
+
+
 def describe_objectives(runs: pd.DataFrame) -> str:
     """Returns the objectives that all runs share, as in `TTFT 0.5 s, every gap 0.05 s`; of tiers after their names."""
     texts: dict[str, str] = {}

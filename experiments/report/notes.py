@@ -56,7 +56,12 @@ PLANNING = ("num_plans", "planning_seconds", "delay_seconds")
 def notes_of(abouts: Iterable[About]) -> list[str]:
     """Returns the notes on results, one line each: the origins of times, then `limits_of`."""
     known = list(abouts)
-    return [*sorted(set(map(origin_of, known))), *limits_of(known)]
+    return [*_counted([origin_of(about) for about in known]), *limits_of(known)]
+
+
+def _counted(texts: Sequence[str]) -> list[str]:
+    """Returns the texts of runs in order, once each, and in how many runs those are that not all have; empty ones are left out."""
+    return [f"{text}{_of_several([text == other for other in texts])}" for text in sorted({*texts} - {""})]
 
 
 def limits_of(known: Sequence[About]) -> list[str]:
@@ -160,14 +165,10 @@ def made_text(abouts: Iterable[About], digits: int = 12) -> str:
 
 def footer_of(abouts: Sequence[About], below: Sequence[str]) -> list[str]:
     """Returns the notes below a figure, shorter than `notes_of` and most important first. below: notes on the figure itself."""
-    names, errors = set(), set()
-    for about in abouts:
-        if about["simulated"]:
-            names.add(_profile_text(about["execution"]))
-            errors.add("; ".join(_limits_of_profile(about["execution"])))
-        else:
-            names.add(origin_of(about))
-    texts = [*sorted(names), made_text(abouts, digits=8), *sorted(errors), *below, *limits_of(abouts)]
+    simulated = [about["execution"] if about["simulated"] else None for about in abouts]
+    names = {_profile_text(of) if of else origin_of(about) for of, about in zip(simulated, abouts, strict=True)}
+    errors = _counted(["; ".join(_limits_of_profile(of)) if of else "" for of in simulated])
+    texts = [*sorted(names), made_text(abouts, digits=8), *errors, *below, *limits_of(abouts)]
     return [text for text in texts if text]
 
 

@@ -192,6 +192,18 @@ def test_a_run_without_the_setting_is_a_level_line_beside_those_with_it(tmp_path
     assert not any("without" in label for label in lines(of_batch)), "the first run's batch is the default"
 
 
+def test_a_run_whose_replicas_have_both_roles_is_named_so_beside_pools_with_roles(tmp_path: Path) -> None:
+    """As in tables, where the same run is `pools=4 both`."""
+    pools = [
+        {"p": {"replicas": count, "role": "prefill"}, "d": {"replicas": 4 - count, "role": "decode"}}
+        for count in (1, 3)
+    ]
+    for place, each in enumerate([{"all": {"replicas": 4, "role": None}}, *pools]):
+        write_run(tmp_path / str(place), settings={"backend": {"replicas": 4, "pools": each}}, speed=10.0 + place)
+    drawn = lines(curves.draw(tmp_path, x="p.replicas", y=(SPEED,)).axes[0])
+    assert drawn == {"prefill_first": ([1, 3], [11, 12]), "prefill_first, 4 both": ([1, 3], [10, 10])}
+
+
 def test_evictions_are_labelled_by_what_varies_and_belady_is_a_reference(tmp_path: Path) -> None:
     for eviction, tokens in product(("belady", "lru"), (20000, 80000)):
         found = {"hit_share": tokens / 100000 - 0.1 * (eviction == "lru")}

@@ -25,6 +25,12 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
         "SIMULATED with profile h200",
         "error: 5%; derived: power; fallback: host",
     ]
+    both = [simulated(not_measured=[*parts, "head (fallback)"]), simulated(), simulated()]
+    assert notes_of(both)[:2] == [f"{notes_of(both[1:])[0]}, in 2 of 3 runs", f"{origin}, in 1 of 3 runs"]
+    assert footer_of(both, [])[1:3] == [
+        "error: 5%, in 2 of 3 runs",
+        "error: 5%; derived: 1 of its parts; fallback: 2 of its parts, in 1 of 3 runs",
+    ]
     fitted = origin_of(simulated(times_of="llama-3.1-8b"))
     assert fitted == "SIMULATED with profile h200 (error: 5%; times of llama-3.1-8b, fitted to the model's shape)"
     lines = run_text(make_summary(make_record(), {**simulated(3), "iterations": 5})).splitlines()[1:3]
