@@ -573,6 +573,28 @@ def test_replicas_give_way_although_they_run_requests() -> None:
     assert [request.num_moves for request in requests] == [1, 1, 0, 0]
 
 
+class ByNumber:
+    """0 and 1 move to the second replica, 2 moves to the first one, where 3 stays."""
+
+    moves = True
+
+    def choose(self, request: Request, view: ClusterView) -> Route:
+        return [Route(0, 1), Route(0, 1), Route(1, 0), Route(0, 0)][request.id]
+
+
+def test_a_replica_that_waits_for_a_copy_ends_no_lease() -> None:
+    """From 1 to 9 s request 0 is copied to the second replica, which runs nothing and has 4 blocks of 20 free: request 1 waits for 8.
+
+    The 8 blocks that it holds for 2 are not read either, as the first replica keeps room for 3. They stay: with 0 it goes on.
+    """
+    requests = [Request(id_, 8, 3) for id_ in range(3)] + [Request(3, 2, 30)]
+    engines = [replica(num_blocks=48), replica(num_blocks=20)]
+    cluster = serve(engines, requests, Moves(1, Affine(0.0, 1.0)), [Role.BOTH] * 2, ByNumber())
+    assert [request.num_recomputed_tokens for request in requests] == [0] * 4
+    begun = [(transfer.request, transfer.started) for transfer in cluster.record.transfers]
+    assert begun == [(0, 1), (1, 11), (2, 19)], begun
+
+
 class ToAndFro:
     """Two of three requests move from each replica to the other."""
 
