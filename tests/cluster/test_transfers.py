@@ -18,6 +18,7 @@ from cbatch import Engine, FinishReason, Limits, Plan, Request, Server, View
 from cbatch.arrivals import Listed
 from cbatch.cluster import Cluster, ClusterView, LeastLoaded, Moves, Role, RoundRobin, Route, Router
 from cbatch.cluster.links import Link
+from cbatch.errors import StallError
 from cbatch.kv import KVSize
 from cbatch.moves import Room, has_room
 from cbatch.record import Transfer
@@ -571,6 +572,27 @@ def test_replicas_give_way_although_they_run_requests() -> None:
     serve(engines, requests, Moves(1, Affine(0.0, 0.0)), [Role.BOTH] * 2, Crosswise())
     assert [request.num_output_tokens for request in requests] == [3] * 4
     assert [request.num_moves for request in requests] == [1, 1, 0, 0]
+
+
+class FillsCrosswise(Crosswise, Fills):
+    pass
+
+
+def test_a_replica_asks_once_for_the_blocks_that_it_keeps_and_sleeps() -> None:
+    """Each keeps 8 blocks of 12 for the other's prompt, and has computed 4 of 8 tokens of its own. Blocks that never come back end the run."""
+    engines, asked = [replica(num_blocks=12, policy=Chunks()) for _ in range(2)], list[int]()
+
+    def take_back(request: Request) -> None:
+        asked.append(request.id)
+        assert len(asked) < 9, "it does not sleep"
+
+    cluster = Cluster(engines, FillsCrosswise(), roles=[Role.BOTH] * 2, moves=Moves(1, Affine(0.0, 0.0), push=True))
+    for engine in engines:
+        engine.inbox.take_back = take_back
+    cluster.attach(Listed([Request(id_, 8, 3) for id_ in range(2)]))
+    with pytest.raises(StallError):
+        cluster.run()
+    assert sorted(asked) == [0, 1]
 
 
 class ByNumber:
