@@ -22,7 +22,7 @@ from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Served
 from cbatch.results.regret import regret
 from cbatch.results.replicas import COLUMNS, rows_of
-from cbatch.results.sessions import early_turns, last_begin
+from cbatch.results.sessions import early_turns, last_begin, sessions_open
 from cbatch.results.summary import offered_rate, summarize
 from cbatch.results.utilisation import machines_of
 from cbatch.results.waits import Waits
@@ -143,8 +143,7 @@ def serve(
     with ExitStack() as held:
         held.callback(gc.unfreeze)
         if folder:
-            keys, own = settings.composed.keys, origin["identity"]
-            held.enter_context(open_run_folder(folder, keys, own, replace=replace))
+            held.enter_context(open_run_folder(folder, settings.composed.keys, origin["identity"], replace=replace))
         columns = (
             list(run.facts.extra),
             stated_columns(settings.prefix_cache, *(name in run.facts.stated for name in ("pauses", "tpot"))),
@@ -214,6 +213,7 @@ def _result_of(
         "without_objective": num_without(ended, run.settings.metrics.objectives),
         "closing": int((served.last_token > last_begin(ended)).sum()) if run.facts.num_warming else 0,
         "early_turns": {} if run.engine.arrivals.follow_ends else early_turns(ended, served),
+        "sessions": sessions_open(ended) if getattr(run.settings.workload, "sessions", 0) is None else {},
         **run.end,
     }
     lower = None if bounds is None else partial(regret, run.requests, served, bounds)

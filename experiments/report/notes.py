@@ -101,6 +101,12 @@ def limits_of(known: Sequence[About]) -> list[str]:
         few = ", and serve more" * (2 * max(closing) > min(about["requests"] for about in known))
         remedy = f"give metrics.drain_requests={max(closing)}{few}"
         notes.append(f"{max(closing):,} requests at the end count, when fewer and fewer sessions are left: {remedy}")
+    if few := [of for about in known if (of := about.get("sessions")) and of["number"] < of["open"]]:
+        most = max(few, key=lambda of: of["open"] / of["number"])
+        turns, steady = f"{2 * most['turns'] * most['open'] / most['number']:.0f}", f"{most['open']:.0f}"
+        never = f"{most['number']:,} sessions are too few: about {most['open']:,.0f} would be open at this rate in the steady state"
+        remedy = f"give workload.num_requests={turns} or more, or workload.sessions={steady} workload.steady=true"
+        notes.append(f"{never}: {remedy}{_of_several([about.get('sessions') in few for about in known])}")
     notes.append(_sizes_text(known))
     for key, what in (
         ("outputs_cut", "outputs cut at max_new_tokens"),

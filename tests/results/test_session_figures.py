@@ -10,6 +10,7 @@ from hand_made import end, make_summary
 
 from cbatch import ConfigError, CostFunction, FinishReason, KVSize, Limits, Request, RunRecord, Server, StepRecord
 from cbatch.results.metrics import collect_served
+from cbatch.results.sessions import sessions_open
 from cbatch.results.summary import summarize
 from cbatch.sim import SimExecutor
 from experiments.api import simulate
@@ -84,6 +85,17 @@ def test_figures_of_sessions() -> None:
     assert found["job_seconds"]["p90"] == pytest.approx(3 + 0.9 * 10)
     assert found["jain_index"] == pytest.approx((9 / 4 + 3) ** 2 / (2 * ((9 / 4) ** 2 + 3**2)))
     assert found["cache_lost_share"] == pytest.approx(((12 - 8) + (12 - 8) + 0 + 20) / (12 + 12 + 4 + 20))
+
+
+def test_sessions_open_in_the_steady_state_are_their_rate_times_their_duration() -> None:
+    """Two begin per second, and last 3, 4 and 8 s, 5 s on average; turns may end in any order."""
+    turns = [("a", 0, 0.0, 1.0), ("a", 1, 2.0, 3.0), ("b", 0, 0.5, 4.5), ("c", 1, 8.0, 9.0), ("c", 0, 1.0, 1.5)]
+    ended = [
+        end(Request(id_, 1, 1, session=session, turn=turn, arrival_time=arrival), arrival, at)
+        for id_, (session, turn, arrival, at) in enumerate(turns)
+    ]
+    assert sessions_open(ended) == {"number": 3, "turns": 5, "open": pytest.approx(2 * 5)}
+    assert sessions_open(ended[:2]) == sessions_open([]) == {}
 
 
 @pytest.mark.long

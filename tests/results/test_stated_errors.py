@@ -44,6 +44,13 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     assert notes_of([{**simulated(), "early_turns": turns} for turns in early])[-1] == (
         "50% of the 40 later turns arrive before the previous answer has ended, 22% even get tokens before (open loop)"
     )
+    counts = [{"number": 30, "turns": 240, "open": open_} for open_ in (30.0, 30.4, 90.0)]
+    few = [{**simulated(), "sessions": sessions} for sessions in (*counts, {})]
+    assert notes_of([few[0], few[3]]) == notes_of([simulated()] * 2)
+    assert notes_of(few)[-1] == (
+        "30 sessions are too few: about 90 would be open at this rate in the steady state: "
+        "give workload.num_requests=1440 or more, or workload.sessions=90 workload.steady=true, in 2 of 4 runs"
+    )
     drained: dict[str, Any] = {"identity": {"metrics.drain_requests": 9}, "requests": 40}
     ends = [{**simulated(), **drained, "closing": closing} for closing in (0, 9, 10, 30)]
     assert notes_of(ends[:2]) == notes_of([simulated()] * 2)
