@@ -113,6 +113,11 @@ class Clients(Workload):
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         parts = [self._draw(key, client.scale(self.rate_scale)) for key, client in self.clients.items()]
         if not (num := sum(len(times) for _, times, *_ in parts)):
+            silent = [
+                f"workload.clients.{key}.rate=0" for key, of in self.clients.items() if not (of.rate or of.end_rate)
+            ]
+            if len(silent) == len(self.clients):
+                raise WorkloadError(f"{', '.join(silent)}: no client sends a request; raise a rate")
             raise WorkloadError(f"workload.duration={self.duration}: no client sends a request; raise it, or the rates")
         if self.num_requests is not None and self.num_requests > num:
             remedy = "ask for fewer, or raise workload.duration"

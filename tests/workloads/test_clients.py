@@ -91,7 +91,14 @@ def test_another_client_and_a_longer_run_change_no_request() -> None:
 BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: make(ann={"prompt_tokens": [9, 3]}), "workload.clients.ann.prompt_tokens=[9, 3]: "),
     (lambda: make(ann={"begin": 5.0, "end": 2.0}), "workload.clients.ann: end=2 lies before begin=5"),
-    (lambda: make(ann={"rate": 0.0}).requests(None), "no client sends a request"),
+    (
+        lambda: make(ann={"rate": 0.0}).requests(None),
+        "workload.clients.ann.rate=0: no client sends a request; raise a rate",
+    ),
+    (
+        lambda: make(ann={"rate": 0.0}, bob={"rate": 1e-9}).requests(None),
+        "workload.duration=10.0: no client sends a request",
+    ),
     (lambda: replace(make(ann={}), num_requests=30).requests(None), "the clients send 20"),
     (lambda: make(1e8, ann={}), "more than 10000000"),
     (make, "give at least one client"),
