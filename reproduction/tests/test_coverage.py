@@ -61,7 +61,7 @@ def test_curves_have_one_percent_of_violations_at_a_rate_of_1(name: str) -> None
 @pytest.mark.long
 @pytest.mark.parametrize("name", TRUTHS)
 def test_whole_searches_cover_the_truth(name: str, num_repetitions: int) -> None:
-    """In at least 94% of 1,000 searches, of fewer within three standard errors of that."""
+    """In at least 94%, within three standard errors of 200 searches or fewer."""
     truth, number = TRUTHS[name].capacity, min(num_repetitions, 200)
     ended = [search(name, name in QUEUES, k) for k in range(number)]
     covered = np.mean([low <= truth <= high for low, high, _ in ended])
