@@ -31,6 +31,7 @@ LACKS = {
     "drafter": "the policy asked for drafts, and drafter=none makes none: give drafter=glm_dspark in simulation, else drafter=ngram",
     "max_drafts": "more drafts were asked for than the drafter makes of a request: they are cut to drafter.max_drafts",
     "replicas": "backend.router has no effect, as there is one replica: give backend.replicas",
+    "arrivals": "workload.arrivals has no effect, as sessions are kept at a number: the next one begins when one ends",
     "more_replicas": "the autoscaler wanted more replicas than there are: they are cut to backend.replicas, or to those of the pool",
     "between_nodes": "backend.network has no effect, as nothing is sent from one node to another: see backend.gpus_per_node",
     "reports": "backend.staleness has no effect, as the router reads no reports: give backend.replicas and another backend.router",
