@@ -51,7 +51,7 @@ def test_intervals_cover_the_truth(name: str, num_repetitions: int) -> None:
 
 @pytest.mark.parametrize("name", CURVES)
 def test_curves_have_one_percent_of_violations_at_a_rate_of_1(name: str) -> None:
-    """Of 400 replications, within three standard errors; at a rate of 2 ** -0.125, half as many."""
+    """Within three standard errors; at a rate of 2 ** -0.125, half as many."""
     for rate, share in ((1.0, 0.01), (2**-0.125, 0.005)):
         served = [CURVES[name].serve(seed, rate, 0) for seed in range(400)]
         bad = np.array([1 - good / counted for good, counted, _ in served])

@@ -75,7 +75,7 @@ def test_what_an_eviction_lacks(eviction: Eviction, lacking: dict[str, str]) -> 
 
 @pytest.mark.long
 def test_keys_that_the_cache_asks_for_again_may_change() -> None:
-    """Of the 40 workloads some have a block with two copies, which is spare as long as a request holds the other one."""
+    """Some of the 40 workloads have a block with two copies, which is spare as long as a request holds the other one."""
     assert find(evictions.subject_of(Belady()), 40, lambda: None).keys() == {"blind"}
 
 

@@ -370,7 +370,7 @@ def test_a_client_that_leaves_during_the_prefill_leaves_after_its_token(push: bo
 
 
 def test_blocks_kept_for_a_lost_lease_are_free_at_once() -> None:
-    """Of 10 blocks 8 are kept from 0 s on. The lease is over at 1.5 s, before the request comes at 2 s: then it computes its 8 tokens and another with them."""
+    """The replica keeps 8 of 10 blocks from 0 s on. The lease is over at 1.5 s, before the request comes at 2 s: then it computes its 8 tokens and another with them."""
     request = Request(0, 8, 2)
     moves = Moves(1, Affine(0.0, 0.0), push=True, lease=0.5)
     cluster = serve([replica(handover=1.0), replica(num_blocks=10)], [request], moves)

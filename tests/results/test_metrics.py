@@ -174,7 +174,7 @@ def test_busy_seconds_are_the_length_of_the_union(spans: list[tuple[int, int]], 
 
 
 def test_replicas_are_active_on_average() -> None:
-    """Of the 4 s up to the last token, device 0 computes in the second, device 1 in the last.
+    """The last token comes at 4 s. Device 0 computes in the second second, device 1 in the last.
 
     Host 0 plans in the first and takes in tokens in the third, while host 1 plans. Each iteration fills its replica's batch of 1 or 4.
     """

@@ -104,7 +104,7 @@ def test_runs_with_transfers_show_the_longest_gap() -> None:
 
 @pytest.mark.parametrize("number", [6, 7])
 def test_a_table_shows_the_latencies_of_up_to_8_clients(number: int) -> None:
-    """Of these, ann and no client."""
+    """Two of the 8 are ann and no client."""
     latencies = {"ttft_seconds": {"p99": 2.0}, "tpot_seconds": {"p99": 0.02}}
     clients = {f"a.{name}": latencies for name in range(number)}
     head, row, *_ = cells(run_table(runs(summary(clients=clients), summary("b"))))
