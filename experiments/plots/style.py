@@ -247,21 +247,25 @@ def add_heading(
         figure.suptitle(heading, fontsize=9)
     figure.align_ylabels()
     figure.supxlabel(footer, fontsize=6, color="#555555", wrap=True)
-    _fit_labels(figure)
+    _fit_labels(figure, may_break=not size)
 
 
-def _fit_labels(figure: Figure) -> None:
-    """Breaks labels on y that are longer than their panel, and sets those that still are in smaller type."""
+def _fit_labels(figure: Figure, may_break: bool) -> None:
+    """Breaks labels on y that are longer than their panel, and sets those that still are in smaller type.
+
+    may_break: whether there is width for more lines, which a figure of a given size lacks.
+    """
     with warnings.catch_warnings(action="ignore"):  # `save` refuses a figure without room
         figure.draw_without_rendering()
     for panel in figure.axes:
         label = panel.yaxis.label
         if (share := panel.bbox.height / max(label.get_window_extent().height, 1)) < 1:
-            lines, words = label.get_text().splitlines(), label.get_text().split()
-            label.set_text(
-                wrap(" ".join(words), max(map(len, words + [line[: int(share * len(line))] for line in lines])))
-            )
-            share = panel.bbox.height / label.get_window_extent().height
+            if may_break:
+                lines, words = label.get_text().splitlines(), label.get_text().split()
+                label.set_text(
+                    wrap(" ".join(words), max(map(len, words + [line[: int(share * len(line))] for line in lines])))
+                )
+                share = panel.bbox.height / label.get_window_extent().height
             label.set_fontsize(max(float(label.get_fontsize()) * min(share, 1), _LEAST_POINTS))
 
 
