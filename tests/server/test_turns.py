@@ -12,11 +12,15 @@ import pytest
 from commands import PATIENCE, summary
 
 from cbatch import SLO, FinishReason, Request, RequestSpec
+from cbatch.replay.decisions import Decision
 from experiments.server.clients import Inbox, Message, Turn
 from experiments.server.engine import serve_clients
 from experiments.server.meters import Meters
 from experiments.server.settings import read_server_settings
 from experiments.settings.compose import compose
+from experiments.store.decisions_file import read_decisions
+from experiments.store.run_folder import DECISIONS
+from experiments.workloads import TraceReplay
 
 SIMULATED = ("policy=sarathi_serve", "backend=sim", "time_scale=20", "batch=64")
 REASONS, CACHE = ("length", "abort", "stop"), ("prefix_cache_queries", "prefix_cache_hits")
@@ -112,6 +116,24 @@ def test_times_are_scaled_and_the_run_has_what_was_asked(tmp_path: Path) -> None
     scale, late = figures["about"]["chosen"]["time_scale"].split(" (iterations ended at most ")
     assert scale == "20" and 0 < float(late.split(" s")[0]) < seconds
     assert (tmp_path / "run" / "decisions.jsonl.gz").is_file()
+
+
+@pytest.mark.parametrize("keys", [(), ("backend.replicas=2",)], ids=["one", "two"])
+def test_who_leaves_before_a_plan_is_in_the_decisions(keys: tuple[str, ...], tmp_path: Path) -> None:
+    """Request 1 has left when the first plan is made; served again, it has its prompt and all its tokens."""
+
+    def answer(message: Any, turns: list[Turn]) -> Sequence[Message]:
+        if isinstance(message, int):
+            return [spec(0, [1, 2], 3), spec(1, [3, 4, 5], 7, client="a"), 1]
+        return [None] if sum(len(turn.ended) for turn in turns) == 2 and turns[-1].ended else []
+
+    converse(tmp_path / "run", answer, *SIMULATED, *keys, "decisions=true")
+    files = read_decisions(tmp_path / "run" / DECISIONS)
+    assert [[request.id for request in file.requests] for file in files] in ([[1, 0]], [[0], [1]])
+    seen = [event.seen.waiting for file in files for event in file.recorded.events if isinstance(event, Decision)]
+    assert keys or not any(1 in waiting for waiting in seen)
+    asked = TraceReplay(path=str(tmp_path / "run" / DECISIONS)).requests(None)
+    assert [(each.num_prompt_tokens, each.max_new_tokens, each.client) for each in asked] == [(2, 3, None), (3, 7, "a")]
 
 
 def test_requests_are_cancelled_once_and_the_end_cuts_the_others(tmp_path: Path) -> None:
