@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from queue import SimpleQueue
 from time import perf_counter, sleep
@@ -24,7 +24,9 @@ class Turn(NamedTuple):
     ids: ids of the requests that received a token, once for each token. tokens: their tokens; -1 in simulation. ended: these and other requests.
     state: numbers of running and of waiting requests; share of the KV blocks in use. replica: whose turn it is.
     failed: the server has failed, and has cut the requests that are cancelled.
-    drafts: requests that had drafts, their drafts, and those that became tokens.
+    prompts: prompt tokens of the requests that have ended or moved on with a token, and whose prompt was computed here; of all that were admitted; those
+        that the prefix cache held of them.
+    steps: preemptions; requests that had drafts, their drafts, and those that became tokens.
     """
 
     ids: list[int]
@@ -33,7 +35,8 @@ class Turn(NamedTuple):
     state: tuple[int, int, float]
     replica: int = 0
     failed: bool = False
-    drafts: tuple[int, int, int] = (0, 0, 0)
+    prompts: tuple[int, int, int] = (0, 0, 0)
+    steps: tuple[int, ...] = (0, 0, 0, 0)
 
 
 Send = Callable[[int | Turn | dict[str, Any] | str], object]
@@ -157,17 +160,17 @@ class ClientArrivals(Posted):
         record, state = self._engine.record, self._engine.state
         ended, receivers = record.requests[self._num_ended :], record.receivers[self._num_steps :]
         steps = record.steps[self._num_steps :]
-        drafts = tuple(
-            sum(getattr(step, f"num_{name}") for step in steps) for name in ("drafted", "drafts", "accepted")
-        )
+        counted = ("preempted", "drafted", "drafts", "accepted")
+        counts = tuple(sum(getattr(step, f"num_{name}") for step in steps) for name in counted)
         self._num_ended, self._num_steps = len(record.requests), len(record.steps)
         num_waiting, leaving = len(state.waiting) + self._engine.inbox.num_coming, self._leaving
         now = len(state.running), num_waiting, state.pool.num_used / state.pool.num_blocks
         if ended or receivers or now != self._state:
             self._state = now
             ids = receivers[0].tolist() if receivers else []  # a turn ends one iteration at most
-            gone = [*ended, *(prefilled.request for prefilled in leaving)]
-            self._send(Turn(ids, self._tokens(ids, gone), ended, now, self._replica, self.failed, drafts))
+            gone = [*ended, *(moved := [prefilled.request for prefilled in leaving])]
+            prompts = _prompts_of([*(each for each in ended if not each.num_moves), *moved])
+            self._send(Turn(ids, self._tokens(ids, gone), ended, now, self._replica, self.failed, prompts, counts))
         self._leaving = []
         for prefilled in leaving:
             assert self._router is not None
@@ -186,3 +189,10 @@ class ClientArrivals(Posted):
         newest: list[int] = table.tokens[rows, table.known[rows] - 1 - later].tolist()
         last = {request.id: request.output for request in ended if request.output}
         return [last[id_][-1 - n] if id_ in last else token for id_, n, token in zip(ids, later, newest, strict=True)]
+
+
+def _prompts_of(requests: Iterable[Request]) -> tuple[int, int, int]:
+    """Returns `Turn.prompts`."""
+    admitted = [each for each in requests if each.admitted_at is not None]
+    computed = sum(each.num_prompt_tokens for each in admitted if each.first_token_at is not None)
+    return computed, sum(each.num_prompt_tokens for each in admitted), sum(each.num_cached_tokens for each in admitted)

@@ -82,8 +82,13 @@ def test_prompts_are_computed_by_one_replica_and_answers_continued_by_another(pu
     meters = Meters(2)
     for turn in told["two"]:
         meters.count(turn)
-    tokens = [meters.get_sample_value("cbatch:generation_tokens_total", {"replica": str(each)}) for each in (0, 1)]
-    assert tokens == [6, sum(2 * id_ for id_ in range(6))]
+    names = ("generation_tokens", "prompt_tokens", "prefix_cache_queries", "prefix_cache_hits")
+    counts = [
+        [meters.get_sample_value(f"cbatch:{name}_total", {"replica": each}) for name in names] for each in ("0", "1")
+    ]
+    prompts = sum(3 + 9 * id_ for id_ in range(6))
+    assert counts[0] == [6, prompts, prompts, rows["cached_tokens"].sum()] and counts[0][-1]
+    assert counts[1] == [sum(2 * id_ for id_ in range(6)), 0, 0, 0]
 
 
 @pytest.mark.parametrize("push", ["false", "true"])
