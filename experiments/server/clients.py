@@ -15,7 +15,15 @@ from cbatch.host import drive
 from experiments.server.settings import ServerSettings
 
 Inbox = SimpleQueue[Any]
-Message = RequestSpec | int | None
+
+
+class Refused(NamedTuple):
+    """Requests beyond `max_open`, which the door has refused."""
+
+    number: int
+
+
+Message = RequestSpec | int | Refused | None
 
 
 class Turn(NamedTuple):
@@ -46,6 +54,7 @@ class ClientArrivals(Posted):
     """The requests of clients to an engine, through an inbox. Until the door closes, it counts as an unfinished request.
 
     lag: the most seconds by which the tokens of a simulated iteration came too late. num_cut: requests that the end, or a failure, has cut.
+    num_refused: requests that did not come here.
     failed: whether this engine, another, or the router has failed.
     left_early: ids of requests whose clients have left, perhaps before the requests came here; see `LiveCluster`.
     """
@@ -65,7 +74,7 @@ class ClientArrivals(Posted):
         self._engine, self._send, self._replica, self._router = engine, send, replica, router
         self._leaving: list[Prefilled] = []  # since the last report
         self.left_early: Set[int] = frozenset()
-        self.lag, self.num_cut, self.failed = 0.0, 0, False
+        self.lag, self.num_cut, self.num_refused, self.failed = 0.0, 0, 0, False
         self._is_simulated, self._scale = settings.backend.simulated, settings.server.time_scale
         self._origin = perf_counter() - self._engine.now() / self._scale
         self.requests: list[Request] = []  # all so far
@@ -116,6 +125,8 @@ class ClientArrivals(Posted):
             case int():
                 if request := self._live.get(message):
                     self._engine.cancel(request)
+            case Refused():
+                self.num_refused += message.number
             case None if self._is_open:
                 super().receive(None)
                 self.give_up()
