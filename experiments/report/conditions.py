@@ -29,16 +29,10 @@ def _uses(about: About, name: str) -> bool:
 def beyond_text(abouts: Iterable[About]) -> str:
     """Counts simulated runs whose batch or load is outside the range of the profile's error, and those that use `_NOT_COMPARED`; empty if none.
 
-    The load is known only with `workload.load`; requests that are queued from the start have none. A server counts as overloaded if
-    its queue grows, see `Waits.grow`, or if more requests wait, on average, than may run.
+    The load is known only with `workload.load`; requests that are queued from the start have none.
     """
     known = [about for about in abouts if about["simulated"] and about["execution"].get("compared")]
-    waiting = []
-    for about in known:
-        replicas = about.get("identity", {}).get("backend.replicas", 1)
-        most = sum(pool["limits"]["batch"] * pool.get("replicas", replicas) for pool in _pools(about))
-        if about.get("queue_grows") or about.get("mean_waiting", 0) > most:
-            waiting.append(about["mean_waiting"])
+    waiting = [about["mean_waiting"] for about in known if is_overloaded(about)]
 
     def several(number: int) -> str:
         return "" if number == len(known) else f" in {number} of {len(known)} runs"
@@ -63,6 +57,13 @@ def beyond_text(abouts: Iterable[About]) -> str:
         most = f"{max(waiting):,.0f} requests waiting on average until the last arrival"
         texts.append(f"overload{several(len(waiting))}, {'at most ' * (len(known) > 1)}{most}")
     return f"outside the conditions of that error: {'; '.join(texts)}" if texts else ""
+
+
+def is_overloaded(about: About) -> bool:
+    """Returns whether the queue of a server grows, see `Waits.grow`, or more requests wait, on average, than may run."""
+    replicas = about.get("identity", {}).get("backend.replicas", 1)
+    most = sum(pool["limits"]["batch"] * pool.get("replicas", replicas) for pool in _pools(about))
+    return bool(about.get("queue_grows")) or about.get("mean_waiting", 0) > most
 
 
 def _pools(about: About) -> Iterable[About]:

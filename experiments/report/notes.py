@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from cbatch.described import with_arguments
 from experiments.keys import key_of
-from experiments.report.conditions import About, beyond_text
+from experiments.report.conditions import About, beyond_text, is_overloaded
 from experiments.store.sources import mixed
 
 FEWEST_IN_TAIL = 10
@@ -138,12 +138,12 @@ def limits_of(known: Sequence[About]) -> list[Note]:
 
 
 def _session_notes(known: Sequence[About]) -> Iterator[Note]:
-    """Yields notes on sessions that begin at their times: if more and more are open, and if fewer are served than would be open at once."""
+    """Yields notes on sessions that begin at their times: under overload, and if fewer are served than would be open at once."""
     runs = [about.get("sessions") or {} for about in known]
-    if any(grows := [bool(of) and bool(about.get("queue_grows")) for of, about in zip(runs, known, strict=True)]):
-        more = "the queue grows, and the number of open sessions with it: figures depend on how many are served"
-        yield Note(f"{more}{_of_several(grows)}", "give workload.sessions, or a lower rate")
-    few = [bool(of) and not more and of["number"] < of["open"] for of, more in zip(runs, grows, strict=True)]
+    if any(full := [bool(of) and is_overloaded(about) for of, about in zip(runs, known, strict=True)]):
+        more = "overload: the open sessions have no steady number, and figures depend on how many are served"
+        yield Note(f"{more}{_of_several(full)}", "give workload.sessions, or a lower rate")
+    few = [bool(of) and not over and of["number"] < of["open"] for of, over in zip(runs, full, strict=True)]
     if any(few):
         pairs = compress(zip(runs, known, strict=True), few)
         of, about = max(pairs, key=lambda pair: pair[0]["open"] / pair[0]["number"])

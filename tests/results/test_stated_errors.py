@@ -55,9 +55,9 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
 
 
 def test_sessions_are_too_few_where_there_is_a_steady_number() -> None:
-    """30 sessions of 8 turns where 90 would be open need six times 240 turns; where the queue grows, no number is enough."""
+    """30 sessions of 8 turns where 90 would be open need six times 240 turns; under overload no number is enough."""
     counts = [{"number": 30, "turns": 240, "open": open_} for open_ in (30.0, 30.4, 90.0)]
-    chat = {**simulated(), "identity": {"workload.num_requests": 240}}
+    chat = {**simulated(), "limits": {"batch": 8}, "mean_waiting": 8, "identity": {"workload.num_requests": 240}}
     few = [{**chat, "sessions": sessions} for sessions in (*counts, {})]
     assert notes_of([few[0], few[3]]) == notes_of([simulated()] * 2)
     said = "30 sessions are too few: about 90 would be open at this rate in the steady state"
@@ -67,10 +67,11 @@ def test_sessions_are_too_few_where_there_is_a_steady_number() -> None:
     assert notes_of([agents])[-1] == f"{said}: give workload.num_sessions=180 or more, and {steady}"
     recorded = {**few[2], "identity": {"workload.num_requests": None}}
     assert notes_of([recorded])[-1] == f"{said}: serve more sessions"
-    grows = [{**each, "queue_grows": True} for each in few]
-    growing = "the queue grows, and the number of open sessions with it: figures depend on how many are served"
-    assert notes_of(grows)[-1] == f"{growing}, in 3 of 4 runs: give workload.sessions, or a lower rate"
-    assert footer_of(grows[:1], [])[-1] == growing, "a figure's reader serves nothing"
+    full = "overload: the open sessions have no steady number, and figures depend on how many are served"
+    for measure in ({"queue_grows": True}, {"mean_waiting": 9}):
+        over = [{**each, **measure} for each in few]
+        assert notes_of(over)[-1] == f"{full}, in 3 of 4 runs: give workload.sessions, or a lower rate"
+        assert footer_of(over[:1], [])[-1] == full
     assert footer_of([recorded], [])[-1] == said
 
 
