@@ -140,8 +140,7 @@ class Cluster:
 
     def _with_lives(self, record: RunRecord) -> RunRecord:
         record.lives = () if self.fleet is None else self.fleet.lives
-        if self.transfers is not None:
-            record.transfers, record.lost = self.transfers.done, self.transfers.lost
+        record.transfers = () if self.transfers is None else self.transfers.done
         return record
 
     # -- the host of `drive` ------------------------------------------------------------------------------------------

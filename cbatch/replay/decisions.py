@@ -176,21 +176,20 @@ def record_decisions(
 ) -> Iterator[None]:
     """Sends each plan and each step's end to `sink`, with a copy of every view. The engine must not have started.
 
-    arrived: called with each request that arrives, before a policy sees the request; with one that ends before, at its end.
+    arrived: called with each request that arrives, before a policy sees the request.
     """
-    policy, hook, missed = engine.policy, engine.on_arrival, engine.on_missed
+    policy, hook = engine.policy, engine.on_arrival
 
     def on_arrival(request: Request) -> None:
         arrived(request)
         hook(request)
 
-    engine.policy = recorded = RecordedPolicy(policy, engine, sink)
-    engine.on_arrival, engine.on_missed = on_arrival, arrived
+    engine.policy, engine.on_arrival = recorded = RecordedPolicy(policy, engine, sink), on_arrival
     try:
         yield
     finally:
-        engine.policy, engine.on_arrival, engine.on_missed = policy, hook, missed
-        recorded.send_ends()
+        engine.policy, engine.on_arrival = policy, hook
+        recorded[0].send_ends()
 
 
 class RecordedPolicy:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.stats import poisson
+from scipy.special import pdtr, pdtrik
 
 from experiments.capacity.control import Control
 from experiments.capacity.estimate import Shares
@@ -106,9 +106,15 @@ class Curve:
         """Returns as `Queue.serve`. At all rates a replication is equally lucky."""
         random, counted = np.random.default_rng(seed), self.requests - 2 * warmup
         mean = counted * min((1 - LEVEL) * rate**8, 1.0) * self.luck(random)
-        bad = min(int(poisson.ppf(random.random(), mean)), counted)
+        bad = min(poisson_quantile(random.random(), mean), counted)
         waiting = self.requests / 3 * rate if rate > 1000 else 1.0  # all at once: a throughput of 1.5
         return counted - bad, counted, waiting
+
+
+def poisson_quantile(share: float, mean: float) -> int:
+    """Returns the smallest number of events whose cumulative probability reaches the share."""
+    number = math.ceil(pdtrik(share, mean)) if mean else 0
+    return number - 1 if number and pdtr(number - 1, mean) >= share else number
 
 
 CURVES = {

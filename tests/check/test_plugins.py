@@ -16,8 +16,8 @@ from policies.evictions import FIFO, LFU, LRU, SLRU, TLRU, Belady, Marconi, Soft
 from policies.placements import DistServe, Mooncake, RemoteAbove, Splitwise, TaiChi
 from policies.routers import ROUTERS
 
-NUMBER = 12
-"""Workloads, of 2 to 12 requests."""
+NUMBER = 6
+"""Workloads, of 2 to 11 requests."""
 
 
 class Aging(Eviction):
@@ -129,9 +129,10 @@ def test_what_a_router_lacks(router: Router, lacking: dict[str, str]) -> None:
 
 
 def test_workloads_grow_and_share_prefixes() -> None:
-    sizes = [len(workload.requests) for workload in workloads(NUMBER)]
+    drawn = [workload.requests for workload in workloads(12)]
+    sizes = [len(requests) for requests in drawn]
     assert sizes == sorted(sizes) and (sizes[0], sizes[-1]) == (2, 12)
-    starts = [request.prefix_hashes[0] for request in [*workloads(NUMBER)][-1].requests]
+    starts = [request.prefix_hashes[0] for request in drawn[-1]]
     assert len({*starts}) < len(starts)
 
 

@@ -61,20 +61,23 @@ class Outcomes:
         self.num_drafts, self.num_accepted = self.num_drafts + drafts, self.num_accepted + accepted
 
 
+CASES = [
+    (Orca(), 1, 1, False, 60, 0, False),
+    (SarathiServe(Fixed(7)), 1, 1, True, 60, 0, True),
+    (SarathiServe(Fixed(7)), 1, 1, True, 24, 40, False),
+    (FuzzPolicy(2), 1, 1, True, 17, 30, False),
+    (FuzzPolicy(3), 2, 1, True, 20, 30, True),
+    (FuzzPolicy(4), 1, 2, True, 24, 30, False),
+]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("is_same", [False, True], ids=["similar", "same"])
 @pytest.mark.parametrize(
-    ("policy", "num_stages", "num_ranks", "asynchronous", "num_blocks", "num_host_blocks", "sampled"),
-    [
-        (Orca(), 1, 1, False, 60, 0, False),
-        (SarathiServe(Fixed(7)), 1, 1, True, 60, 0, True),
-        (SarathiServe(Fixed(7)), 1, 1, True, 24, 40, False),
-        (FuzzPolicy(2), 1, 1, True, 17, 30, False),
-        (FuzzPolicy(3), 2, 1, True, 20, 30, True),
-        (FuzzPolicy(4), 1, 2, True, 24, 30, False),
-    ],
+    ("is_same", "policy", "num_stages", "num_ranks", "asynchronous", "num_blocks", "num_host_blocks", "sampled"),
+    [*((False, *case) for case in CASES), *((True, *case) for case in CASES[::2])],
 )
 def test_each_draft_is_the_models_own(
+    is_same: bool,
     policy: Policy,
     num_stages: int,
     num_ranks: int,
@@ -82,7 +85,6 @@ def test_each_draft_is_the_models_own(
     num_blocks: int,
     num_host_blocks: int,
     sampled: bool,
-    is_same: bool,
     similar: ModelSpec,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

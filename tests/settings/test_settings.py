@@ -9,6 +9,7 @@ from shutil import copytree
 import hydra
 import pytest
 from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 
 from cbatch import ConfigError, KVSize
@@ -228,6 +229,7 @@ def test_each_run_of_a_sweep_is_composed_as_it_would_be_alone(tmp_path: Path, mo
     assert len(sweep.jobs) == 2**3
     for number, job in enumerate(sweep.jobs):
         assert job == replace(compose(*job.overrides), number=number)
+    monkeypatch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", groups._merge)  # as Hydra itself does
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
         for job in sweep.jobs[1::5]:
             assert job.keys == OmegaConf.to_container(hydra.compose("config", job.overrides), resolve=True)
@@ -250,7 +252,11 @@ def test_a_file_that_has_changed_is_read_again(
             monkeypatch.setattr(module, "CONFIG_FOLDER", folder)
     for chunk in (128, 512):
         (folder / "chunking" / "mine.yaml").write_text(f"_target_: policies.chunking.Fixed\nchunk: {chunk}")
+        if not words:
+            text = (CONFIG_FOLDER / "config.yaml").read_text()
+            (folder / "config.yaml").write_text(text.replace("batch: 18", f"batch: {chunk}"))
         keys = compose("chunking=mine", "seed=2", *words).keys
+        assert keys["batch"] == (18 if words else chunk)
         assert (keys["chunking"]["chunk"], keys["seed"], keys.get("fleet")) == (
             chunk,
             2,
