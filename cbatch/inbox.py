@@ -21,6 +21,7 @@ class Inbox:
     loading: blocks that are being copied. copied: ids of requests whose blocks have arrived; the copying thread adds them and wakes the engine.
     accepts: decides whether there is room for the next request. read: begins to copy the sender's blocks; returns whether iterations that are
     launched from now on wait for the copy: then the request is admitted at once.
+    on_lost: called instead if the lease is over, with the request, the tokens of its blocks and the time.
     drop: ends the lease of a request whose client has left. free: adds the blocks kept for a request that will not use them to `freed`, once
     no copy writes to them. on_kept: called with a wanted request once its blocks are kept. on_left: called instead if its client has left
     before (`RequestSpec.timeout`); None: leaving is handled elsewhere.
@@ -38,6 +39,7 @@ class Inbox:
         self._ahead = set[int]()  # ids of requests that are here before their copies have ended
         self.accepts: Callable[[Room], bool] = has_room
         self.read: Callable[[Loading, Moved, float], object] = lambda loading, moved, now: None
+        self.on_lost: Callable[[Request, int, float], object] = lambda request, tokens, now: None
         self.drop: Callable[[Request, Moved], object] = _end_lease
         self.freed: list[Loading] = []
         self.free: Callable[[Loading], object] = self.freed.append
@@ -96,6 +98,8 @@ class Inbox:
                 show(state, loading, now)
                 return False
             kept = loading
+        if moved.lease is not None:
+            self.on_lost(request, len(moved.blocks) * state.pool.block_size, now)
         if kept is not None:
             self.free(kept)
             self._free_rows(state)

@@ -22,7 +22,7 @@ class StepRecord(NamedTuple):
     waited_at, received_at: the host began to wait for this step; its tokens were on the host.
     done_at: the host had absorbed the tokens.
     started, ended: the device began and finished computing.
-    num_prefill_tokens: prompt tokens (after a preemption, also recomputed output); num_decode_tokens: the others.
+    num_prefill_tokens: prompt tokens (after a preemption or a move, also recomputed output); num_decode_tokens: the others.
     num_padding_tokens: computed for no request: up to `Plan.pad_to`, and up to a captured graph's tokens.
     num_sampled: tokens generated and received.
     kv_blocks_used, num_waiting, num_running: after the plan was carried out.
@@ -113,6 +113,9 @@ class RunRecord:
         self.pools: Sequence[str] = ()  # the name of each replica's pool, if there are pools
         self.lives: Sequence[Life] = ()  # of all replicas, with an autoscaler
         self.transfers: Sequence[Transfer] = ()  # in the order of their ends, if replicas have roles
+        self.lost: Sequence[
+            Transfer
+        ] = ()  # that did not begin: the lease was over, at `ended`, before the receiver could read the tokens
         self._num_taken = 0  # of the steps
 
     def add(

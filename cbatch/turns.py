@@ -42,6 +42,7 @@ class Turns:
     """Takes turns with one policy on one executor. Knows nothing of loops.
 
     arrivals: the requests to serve; an engine's own. leaps: whether a turn may be a leap over many. on_arrival: the policy's hook, which a recorder may wrap.
+    on_missed: called with a request that ends before its arrival is announced to the policy.
     inbox: requests that other engines hand to this one. on_leave: called with a request that another engine continues (`State.hands_over`). on_launch: with each step that begins. on_absorbed: with each ended one.
     """
 
@@ -84,7 +85,7 @@ class Turns:
         self.leaps, self._empty_plan, self.inbox = True, Plan(), Inbox()
         self.seconds_copying = 0.0  # for which iterations waited for copies of KV blocks
         self.observer: Observer | None = None  # of a cluster
-        self.on_leave = self.on_launch = self.on_absorbed = cast(Callable[[Any], object], ignore)
+        self.on_leave = self.on_launch = self.on_absorbed = self.on_missed = cast(Callable[[Any], object], ignore)
         hooks = (*(optional_method(policy, name) for name in HOOKS), tokens_at_once(policy))
         self.on_arrival, self._on_wait, self._on_tokens, self._on_step, self._on_finish, self._num_at_once = hooks
         repeats, steady = getattr(executor, "repeats", False), "steady" in vars(type(policy))
@@ -288,8 +289,7 @@ class Turns:
             self.observer.ended(request)
         self._waiting.departures.ended(request)
         self.record.requests.append(request)
-        if known:
-            self._call(self._on_finish, request)
+        self._call(self._on_finish if known else self.on_missed, request)
 
     def _call(self, method: Callable[[Any], Any], argument: Any) -> Any:
         """Calls a method of the policy; an exception in it becomes an error that names the policy."""

@@ -140,7 +140,8 @@ class Cluster:
 
     def _with_lives(self, record: RunRecord) -> RunRecord:
         record.lives = () if self.fleet is None else self.fleet.lives
-        record.transfers = () if self.transfers is None else self.transfers.done
+        if self.transfers is not None:
+            record.transfers, record.lost = self.transfers.done, self.transfers.lost
         return record
 
     # -- the host of `drive` ------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class LiveTransfers:
         """pairs: those between which requests may move."""
         assert moves.connect is not None, "real tokens need a copy of their blocks"
         self._moves, self._engines, self.push = moves, engines, moves.push
-        self.done: list[Transfer] = []
+        self.done, self.lost = list[Transfer](), list[Transfer]()
         self._prefiller_of: dict[int, int] = {}  # by the request's id
         self._sent: dict[int, SentBlocks] = {}  # by the request's id, from `_kept` to `_read`
         self._copies = {
@@ -73,7 +73,7 @@ class LiveTransfers:
             engine.state.hands_over = partial(self._hands_over, replica)
             engine.on_leave = partial(self._leave, replica)
             engine.inbox.on_gave_way = self._look_again
-            engine.inbox.read = partial(self._read, replica)
+            engine.inbox.read, engine.inbox.on_lost = partial(self._read, replica), partial(self._lose, replica)
             engine.inbox.drop = self._drop_unread
             if moves.push:
                 engine.inbox.on_kept = partial(self._kept, replica)
@@ -220,6 +220,11 @@ class LiveTransfers:
         sent.latest.precede()
         self._in_order(sent.pair, end)
         return True
+
+    def _lose(self, decoder: int, request: Request, tokens: int, now: float) -> None:
+        """Notes that a lease was over before its blocks could be read."""
+        pair = self._prefiller_of[request.id], decoder
+        self.lost.append(Transfer(request.id, *pair, tokens, 0, now, now))
 
     def _free(self, decoder: int, loading: Loading) -> None:
         """Frees what a decoder keeps for a request that does not read it, after the copies that have begun."""

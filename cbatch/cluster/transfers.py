@@ -80,7 +80,7 @@ class Transfers:
         """decoder_of: notes the decoder of a request that was prefilled, and chooses it if -1. schedule: called with a replica that was poked."""
         self._moves, self._engines, self._decoder_of, self._schedule = moves, engines, decoder_of, schedule
         self.push = moves.push
-        self.done: list[Transfer] = []
+        self.done, self.lost = list[Transfer](), list[Transfer]()
         self._route: dict[int, tuple[int, int]] = {}  # prefiller and decoder by id, -1 if not chosen yet
         self._links: dict[tuple[int, int], Link] = {}
         self._under_way: dict[tuple[int, int], tuple[Transfer, Moved]] = {}  # by receiver and id
@@ -94,7 +94,7 @@ class Transfers:
             engine.state.hands_over = partial(self._hands_over, replica)
             engine.on_leave = partial(self._leave, replica)
             engine.inbox.on_gave_way = self._look_again
-            engine.inbox.read = partial(self._read, replica)
+            engine.inbox.read, engine.inbox.on_lost = partial(self._read, replica), partial(self._lose, replica)
             engine.inbox.drop = partial(self._drop, replica)
             engine.inbox.on_kept, engine.inbox.take_back = self._on_kept, partial(self._take_back, replica)
             if moves.push:
@@ -253,12 +253,16 @@ class Transfers:
             receives.follow(link.ends_at(id_))
         return self._moves.ahead
 
+    def _lose(self, receiver: int, request: Request, tokens: int, now: float) -> None:
+        """Notes that a lease was over before its blocks could be read."""
+        sender, _ = self._moved.pop(request.id)
+        self.lost.append(Transfer(request.id, sender, receiver, tokens, 0, now, now))
+
     def _drop(self, receiver: int, request: Request, moved: Moved) -> None:
         """Ends a lease that the decoder does not need."""
         assert moved.lease is not None
         moved.lease.end()
-        sender, _ = self._moved[request.id]
-        self._poke(sender, self._engines[receiver].now())
+        self._poke(self._moved[request.id][0], self._engines[receiver].now())
 
     def _arrive(self, id_: int, receiver: int, now: float) -> None:
         transfer, moved = self._under_way.pop((receiver, id_))

@@ -176,20 +176,21 @@ def record_decisions(
 ) -> Iterator[None]:
     """Sends each plan and each step's end to `sink`, with a copy of every view. The engine must not have started.
 
-    arrived: called with each request that arrives, before a policy sees the request.
+    arrived: called with each request that arrives, before a policy sees the request; with one that ends before, at its end.
     """
-    policy, hook = engine.policy, engine.on_arrival
+    policy, hook, missed = engine.policy, engine.on_arrival, engine.on_missed
 
     def on_arrival(request: Request) -> None:
         arrived(request)
         hook(request)
 
-    engine.policy, engine.on_arrival = recorded = RecordedPolicy(policy, engine, sink), on_arrival
+    engine.policy = recorded = RecordedPolicy(policy, engine, sink)
+    engine.on_arrival, engine.on_missed = on_arrival, arrived
     try:
         yield
     finally:
-        engine.policy, engine.on_arrival = policy, hook
-        recorded[0].send_ends()
+        engine.policy, engine.on_arrival, engine.on_missed = policy, hook, missed
+        recorded.send_ends()
 
 
 class RecordedPolicy:

@@ -25,7 +25,7 @@ _row_of = attrgetter(*Ended._fields)
 class Gathered:
     """The data of a summary.
 
-    ended: requests in the order of their ends. replica_of, pools, lives, transfers: as in `RunRecord`. of_pool: the data of each pool.
+    ended: requests in the order of their ends. replica_of, pools, lives, transfers, lost: as in `RunRecord`. of_pool: the data of each pool.
     """
 
     def __init__(self, *pieces: RunRecord) -> None:
@@ -34,6 +34,7 @@ class Gathered:
         self.pools: Sequence[str] = ()
         self.lives: Sequence[Life] = ()
         self.transfers: Sequence[Transfer] = ()
+        self.lost: Sequence[Transfer] = ()
         self.of_pool: dict[str, Gathered] = {}
         self._token_ids, self._token_times = np.zeros(0, np.int64), np.zeros(0)  # of unfinished requests
         self._steps: Growing = {}
@@ -92,7 +93,7 @@ class Gathered:
         _add(self._steps, {"replica": np.array(piece.replicas or [0] * len(piece.steps), np.int64)})
         self.ended += map(Ended._make, map(_row_of, piece.requests))
         self.replica_of, self.pools, self.lives = piece.replica_of, piece.pools, piece.lives
-        self.transfers = piece.transfers
+        self.transfers, self.lost = piece.transfers, piece.lost
         for pool in dict.fromkeys(piece.pools):
             self.of_pool.setdefault(pool, Gathered()).add(_of_pool(piece, pool), piece)
         return served

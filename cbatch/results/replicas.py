@@ -52,7 +52,9 @@ def balance(run: Gathered, window: Window, num_replicas: int) -> Figures:
     counts = np.bincount(np.array([*run.replica_of.values()], int), minlength=num_replicas)
     ran = {life.replica for life in run.lives if life.ready < math.inf} or {*range(num_replicas)}
     idle = len(ran.difference(run.steps["replica"].tolist()))
-    if run.transfers and (ending := {run.pools[replica] for replica in run.replica_of.values() if run.pools}):
+    if (run.transfers or run.lost) and (
+        ending := {run.pools[replica] for replica in run.replica_of.values() if run.pools}
+    ):
         ran &= {replica for replica, pool in enumerate(run.pools) if pool in ending}
     counts = counts[sorted(ran)]
     spread: Figures = {"least_requests": int(counts.min()), "most_requests": int(counts.max())}
@@ -109,8 +111,9 @@ def transfers_of(run: Gathered, window: Window) -> Figures:
     waiting_seconds: mean from the first token until the decoder has room. visible_seconds: mean of the seconds after the prefill.
     next_token_seconds: mean from then to the second token. All three are of requests with all their tokens.
     copied_seconds: mean of copies of prefixes before prefills, if there are any. hidden_share: of the bytes, sent during the prefill.
+    lost_leases, lost_tokens: requests whose blocks were freed before they could be read, and the tokens of these blocks.
     """
-    ended = [transfer for transfer in run.transfers if window.start < transfer.ended <= window.end]
+    ended, lost = ([each for each in of if window.start < each.ended <= window.end] for of in (run.transfers, run.lost))
     columns = (getattr(run.served, name).tolist() for name in ("id", "first_token", "second_token"))
     tokens = {id_: times for id_, *times in zip(*columns, strict=True)}
     served = [(sent, *tokens[sent.request]) for sent in ended if sent.request in tokens]
@@ -126,5 +129,7 @@ def transfers_of(run: Gathered, window: Window) -> Figures:
         "visible_seconds": mean(visible),
         "next_token_seconds": mean(following),
         **({"copied_seconds": mean(np.array(copied))} if copied else {}),
+        "lost_leases": len(lost),
+        "lost_tokens": sum(each.num_tokens for each in lost),
         "hidden_share": sum(each.hidden * each.num_bytes for each in ended) / num_bytes if num_bytes else math.nan,
     }

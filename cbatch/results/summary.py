@@ -106,7 +106,7 @@ def summarize(
         **({} if paid is None else {"cost": cost(float(paid.sum()), window, throughput)}),
         **({} if joules is None else {"energy": energy_figures(joules, window, generated) | limited}),
         **({} if num_replicas == 1 else {"replicas": balance(run, window, num_replicas)}),
-        **({"transfers": transfers_of(run, window)} if run.transfers else {}),
+        **({"transfers": transfers_of(run, window)} if run.transfers or run.lost else {}),
         **({"pools": _pools(run, window, paid, present, num_blocks, max_batch)} if run.pools else {}),
     }
 

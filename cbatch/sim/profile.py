@@ -29,19 +29,24 @@ CACHE_BYTES_PER_SECOND = 6.2e12
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The speed of one card relative to a profile's tables: factors on the times of iterations with and without prompts.
+    """The speed of one card and its host relative to a profile's tables: factors on the times of iterations with and without prompts.
 
     name: the card, or the records that the factors were fitted to; empty: the card that the tables were measured on.
+    launches: factor on `HostTime.eager_seconds`.
     """
 
     name: str = ""
     prompts: Positive = 1.0
     decodes: Positive = 1.0
+    launches: Positive = 1.0
 
     @property
     def text(self) -> str:
         """Returns a short text with the card and its factors; empty for the card that the tables were measured on."""
-        return f"{self.name}: prompts x{self.prompts:.3f}, decodes x{self.decodes:.3f}" if self.name else ""
+        if not self.name:
+            return ""
+        factors = f"prompts x{self.prompts:.3f}, decodes x{self.decodes:.3f}"
+        return f"{self.name}: {factors}, launches without a graph x{self.launches:.3f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +154,11 @@ class Profile:
         return min(fitting, key=lambda name: (name != spec.name, len(self.models[name].differs(spec))), default="")
 
     def host_time(self, asynchronous: bool, spec: ModelSpec | None = None) -> HostTime:
-        """Returns the host time of a model in one loop; zero if not measured. spec: None means a model without tables."""
+        """Returns the host time of a model in one loop, on the card's host; zero if not measured. spec: None means a model without tables."""
         model = self.models.get(self.measured_as(spec)) if spec else None
         times = (model and model.host) or self.host
-        return times["async" if asynchronous else "sync"] if times else HostTime(0.0)
+        time = times["async" if asynchronous else "sync"] if times else HostTime(0.0)
+        return replace(time, eager_seconds=time.eager_seconds * self.card.launches)
 
     def error_of(self, spec: ModelSpec, topology: Topology, asynchronous: bool | None) -> Compared | None:
         """Returns the error of such runs of one replica, or None if none was compared. Comparisons on several GPUs are of tensor parallelism.

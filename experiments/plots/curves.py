@@ -294,7 +294,7 @@ def _notes(frame: pd.DataFrame, x: str, keys: Sequence[str], equal: Sequence[str
     notes.append("; ".join(f"{of.text}: {of.factor * value:g} in each run" for of, value in values))
     notes.append(price_text(frame, keys))
     points = frame.assign(figures=frame["summary"].map(figures_text)).groupby(["label", x, "of"])
-    notes.append(few_text(points["figures"].nunique()))
+    notes.append(few_text(points["figures"].nunique(), advise=False))
     if any(key.endswith("p99") for key in keys):
-        notes.append(tail_text(points["run.counted_requests"].agg(list)))
+        notes.append(tail_text(points["run.counted_requests"].agg(list), advise=False))
     return "\n".join(filter(None, notes))

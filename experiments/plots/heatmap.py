@@ -58,7 +58,7 @@ def draw(folder: Path, look: Look = PLAIN, *, x: str, y: str, value: str) -> Fig
         panel.set(xlabel=axis_of(x).text, ylabel=axis_of(y).text)
         panel.label_outer()
     note, price = describe_points(places, "place", "mean"), price_text(frame, [value])
-    tail = tail_text([frame["run.counted_requests"].tolist()]) if value.endswith("p99") else ""
+    tail = tail_text([frame["run.counted_requests"].tolist()], advise=False) if value.endswith("p99") else ""
     below = "\n".join(filter(None, [tail, price]))
     add_title(figure, frame, frame["heading"].iloc[0], note=note, below=below, look=look)
     return figure

@@ -81,7 +81,7 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "", y: str = "") -> Figure:
     joined = [f"{value:g}" for value in sorted({*numbers.dropna()})]
     below = f"lines join {axis_of(along).text}: {', '.join(joined)}" if along else ""
     groups = runs["run.counted_requests"].groupby([runs["label"], runs["at"]])
-    tail = tail_text(groups.agg(list)) if "p99" in x + y else ""
+    tail = tail_text(groups.agg(list), advise=False) if "p99" in x + y else ""
     add_title(figure, runs, runs["heading"].iloc[0], handles, note, "\n".join(filter(None, [below, tail])), look)
     return figure
 

@@ -1,7 +1,8 @@
-"""Measures the speed of a card against a profile of its kind: identical cards differ by several percent.
+"""Measures the speed of a card and its host against a profile of their kind: identical cards differ by several percent, hosts by half.
 
-The result is two factors of iteration times: with prompts, and for decodes alone. The new file holds them and a copy of the profile's
-tables. Each factor is a median over iterations that the profile also measured, so that interpolation adds no error.
+The result is two factors of iteration times, with prompts and for decodes alone, and one of the host's time to launch an iteration
+without a captured graph. The new file holds them and a copy of the profile's tables. The factors of iteration times are medians over
+iterations that the profile also measured, so that interpolation adds no error.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from cbatch.sim import PROFILES, Profile, ProfileCost, load_profile
 from cbatch.sim.profile import Card
 from cbatch.sim.profile_file import profile_names, profile_text
 from experiments.profile.batches import prompts, spread
+from experiments.profile.host import eager_seconds
 from experiments.profile.laboratory import ROUNDS, Batch, Laboratory
 from experiments.profile.machine import build, hardware_name
 from experiments.profile.measure import Report
@@ -25,7 +27,7 @@ from experiments.settings.hardware import card_name
 from experiments.setup.presets import load_spec
 from experiments.store.provenance import commit, today, write_text
 
-LIMITS = {"batch": 64, "max_tokens": 2048, "longest": 4224}
+LIMITS = {"batch": 64, "max_tokens": 4096, "longest": 4224}  # tokens beyond those of the largest graph
 
 TOTALS, DECODES, CONTEXTS = (256, 512, 1024, 2048), (4, 16, 32, 64), (1056, 4128)
 """Tokens of iterations with prompts; numbers and mean contexts of decodes alone."""
@@ -51,8 +53,9 @@ def measure_card(report: Report, hardware: str = "", model: str = "llama-3.1-8b"
     report(f"{profile.name} is of {profile.hardware}; this is {card_name()}; {model} is loaded")
     machine = build("cuda", spec, **LIMITS)
     with closing(machine.server):
-        seconds = times(machine.laboratory(spec), report)
-    card, rows = speed(card_name(), seconds, profile, spec)
+        laboratory = machine.laboratory(spec)
+        seconds, launch = times(laboratory, report), eager_seconds(laboratory, max(machine.mixed_sizes))
+    card, rows = speed(card_name(), seconds, launch, profile, spec)
     print(tabulate(rows, ["iteration", "measured ms", "profile ms", "factor"], floatfmt=("", ".3f", ".3f", ".3f")))
     return write_card(profile, card, f"measured by python -m experiments.profile card model={model}", output)
 
@@ -69,10 +72,14 @@ def times(laboratory: Laboratory, report: Report) -> dict[Batch, float]:
 
 
 def speed(
-    name: str, seconds: dict[Batch, float], profile: Profile, spec: ModelSpec
+    name: str, seconds: dict[Batch, float], launch: float, profile: Profile, spec: ModelSpec
 ) -> tuple[Card, Sequence[Sequence[Any]]]:
-    """Returns the card's factors, and a row for each iteration: its batch, measured and predicted milliseconds, their ratio."""
-    cost = ProfileCost(replace(profile, card=Card()), spec, max_batch=LIMITS["batch"])
+    """Returns the card's factors, and a row for each iteration and for launches: measured and predicted milliseconds, their ratio.
+
+    launch: the host's `eager_seconds`; 0, or a profile without them, gives a factor of 1.
+    """
+    profile = replace(profile, card=Card())
+    cost = ProfileCost(profile, spec, max_batch=LIMITS["batch"])
     ratios, rows = dict[bool, list[float]]({True: [], False: []}), []
     for batch, taken in seconds.items():
         shape = batch.shape()
@@ -83,7 +90,11 @@ def speed(
         if shape.num_decodes:
             parts.append(f"{shape.num_decodes} decodes at {shape.decode_context // shape.num_decodes}")
         rows.append((", ".join(parts), taken * 1e3, predicted * 1e3, taken / predicted))
-    return Card(name, round(median(ratios[True]), 4), round(median(ratios[False]), 4)), rows
+    eager = profile.host_time(True, spec).eager_seconds
+    launches = launch / eager if launch and eager else 1.0
+    rows.append(("launch without a graph", launch * 1e3, eager * 1e3, launches))
+    factors = (median(ratios[True]), median(ratios[False]), launches)
+    return Card(name, *(round(factor, 4) for factor in factors)), rows
 
 
 def write_card(profile: Profile, card: Card, how: str, output: str, keys: str = "") -> Path:

@@ -65,11 +65,14 @@ def _host_time(server: Server, vocabulary_size: int, asynchronous: bool) -> Host
 
 
 def eager_seconds(laboratory: Laboratory, captured: int) -> float:
-    """Returns the extra host seconds of launching without a graph. captured: most tokens of an iteration with a graph."""
-    replayed, eager = (Batch(prompts(size)) for size in (captured, captured + 1))
+    """Returns the extra host seconds of launching without a graph. captured: most tokens of an iteration with a graph.
+
+    They are those beyond the launch of a decode, which the other host times hold: neither holds the work for a prompt's tokens.
+    """
+    decode, eager = Batch((), (PROMPT,)), Batch(prompts(captured + 1))
     if not laboratory.holds(eager):
         return 0.0
-    return max(laboratory.launch_seconds(eager) - laboratory.launch_seconds(replayed), 0.0)
+    return max(laboratory.launch_seconds(eager) - laboratory.launch_seconds(decode), 0.0)
 
 
 def chunk_seconds(server: Server, vocabulary_size: int, decodes: HostTime) -> float:

@@ -101,6 +101,8 @@ _HEADINGS = {
     "transfers.visible_seconds": Heading("transfer after the prefill [s]", better="lower"),
     "transfers.copied_seconds": Heading("copy of a prefix [s]", better="lower"),
     "transfers.next_token_seconds": Heading("second token after the transfer [s]", better="lower"),
+    "transfers.lost_leases": Heading("leases lost", better="lower"),
+    "transfers.lost_tokens": Heading("tokens lost with leases", better="lower"),
     "transfers.hidden_share": Heading("share of transfers hidden by prefills", better="higher"),
     "service.service_difference.mean": Heading("service difference", better="lower"),
     "service.jain_index.mean": Heading("Jain's index", better="higher"),
@@ -164,6 +166,7 @@ MORE_COLUMNS = (
     *("replicas.least_requests", "replicas.most_requests"),
     *("transfers.number", "transfers.tokens", "transfers.bytes", "replicas.mean", "replicas.most"),
     *("transfers.waiting_seconds", "transfers.next_token_seconds", "transfers.copied_seconds"),
+    *("transfers.lost_leases", "transfers.lost_tokens"),
     *("iterations.batch_requests", "iterations.kv_use_peak", "iterations.device_active_share"),
     "pools.*.iterations.device_active_share",
     *("mfu.[pdm]*", "mbu.[pdm]*", "cost.dollars", "cost.dollars_per_hour", "cost.dollars_per_million_tokens"),
@@ -220,7 +223,7 @@ def _known_figures() -> list[str]:
     summary = summarize(record, **sizes, host=host, prices=[1.0, 1.0], machines=_MACHINES)
     return [
         *(name for name, _ in flat(summary)),
-        *(key for key in _HEADINGS if key.startswith(("regret.", "run.tail_"))),
+        *(key for key in _HEADINGS if key.startswith(("regret.", "run.tail_", "transfers.copied_"))),
     ]
 
 

@@ -50,14 +50,14 @@ def t_quantile(number: int) -> float:
     return float(stdtrit(number - 1, (1 + CONFIDENCE) / 2))
 
 
-def few_text(numbers: Iterable[int]) -> str:
-    """Describes how much a few replications widen an interval; empty if all means have five or more. numbers: replications of each mean."""
+def few_text(numbers: Iterable[int], advise: bool = True) -> str:
+    """Describes how much a few replications widen an interval; empty if all means have five or more. numbers: replications of each mean. advise: whether to say how many to run."""
     fewest = min((number for number in numbers if number > 1), default=_ENOUGH)
     if fewest >= _ENOUGH:
         return ""
     reach = t_quantile(fewest)
     wider = f"{reach:.3g} standard errors to each side, {reach / t_quantile(10**6):.1f} times as far as with many"
-    return f"with {fewest} runs a 95% interval reaches {wider}; use seeds={_ENOUGH} or more"
+    return f"with {fewest} runs a 95% interval reaches {wider}{f'; use seeds={_ENOUGH} or more' * advise}"
 
 
 class Compared(NamedTuple):

@@ -1,54 +1,68 @@
 """Notes on results, below each run, table, plot and comparison: the origin of times, and the limits of the figures."""
 
-import fnmatch
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, compress
+from typing import Any, NamedTuple
 
 from cbatch.described import with_arguments
 from experiments.keys import key_of
+from experiments.report.conditions import About, beyond_text, is_overloaded
 from experiments.store.sources import mixed
-
-About = Mapping[str, Any]  # the part `about` of a summary
 
 FEWEST_IN_TAIL = 10
 """Requests that should lie beyond a percentile of a run. With fewer, the percentile is close to the maximum, and biased."""
 
+
+class Note(NamedTuple):
+    """A note on results. remedy: what the user may do about it, which is left out below a figure."""
+
+    fact: str
+    remedy: str = ""
+
+
 LACKS = {
-    "prefix_cache": "the policy or router relies on the prefix cache, which is off: give prefix_cache=true",
-    "clients": "the policy distinguishes clients, but no request names its client",
-    "sessions": "the policy, eviction or router follows sessions, but no request names its session",
-    "turns": "the eviction expects further turns of sessions, but each session has one request",
-    "objectives": "the policy orders requests by their objectives, but none has any: give workload.slo or workload.tiers",
-    "ttft": "the policy orders requests by slo.ttft, but none has it: its default stands for all of them",
-    "tbt": "the policy times decodes by slo.tbt, but no request has it: its default stands for all of them",
-    "slack": "the policy's chunks do not follow its deadlines: give chunking=slack",
-    "priorities": "the policy orders requests by priority, but all have the same: give workload.tiers",
-    "future": "the eviction reads the future, but not all requests are known beforehand: it knows only those that have arrived",
-    "places": "the policy pauses requests, but there is no place for paused ones: give max_running above batch",
-    "hidden_lengths": "the policy estimates output lengths, which max_new_tokens states: give workload.max_new_tokens",
-    "drafts": "drafter has no effect, as the policy asks for no drafts: give drafting=goodput, or policy=joint",
-    "drafter": "the policy asked for drafts, and drafter=none makes none: give drafter=glm_dspark in simulation, else drafter=ngram",
-    "max_drafts": "more drafts were asked for than the drafter makes of a request: they are cut to drafter.max_drafts",
-    "replicas": "backend.router has no effect, as there is one replica: give backend.replicas",
-    "arrivals": "workload.arrivals has no effect, as sessions are kept at a number: the next one begins when one ends",
-    "more_replicas": "the autoscaler wanted more replicas than there are: they are cut to backend.replicas, or to those of the pool",
-    "between_nodes": "backend.network has no effect, as nothing is sent from one node to another: see backend.gpus_per_node",
-    "reports": "backend.staleness has no effect, as the router reads no reports: give backend.replicas and another backend.router",
+    "prefix_cache": Note("the policy or router relies on the prefix cache, which is off", "give prefix_cache=true"),
+    "clients": Note("the policy distinguishes clients, but no request names its client"),
+    "sessions": Note("the policy, eviction or router follows sessions, but no request names its session"),
+    "turns": Note("the eviction expects further turns of sessions, but each session has one request"),
+    "objectives": Note(
+        "the policy orders requests by their objectives, but none has any", "give workload.slo or workload.tiers"
+    ),
+    "ttft": Note("the policy orders requests by slo.ttft, but none has it: its default stands for all of them"),
+    "tbt": Note("the policy times decodes by slo.tbt, but no request has it: its default stands for all of them"),
+    "slack": Note("the policy's chunks do not follow its deadlines", "give chunking=slack"),
+    "priorities": Note("the policy orders requests by priority, but all have the same", "give workload.tiers"),
+    "future": Note(
+        "the eviction reads the future, but not all requests are known beforehand: it knows only those that have arrived"
+    ),
+    "places": Note("the policy pauses requests, but there is no place for paused ones", "give max_running above batch"),
+    "hidden_lengths": Note(
+        "the policy estimates output lengths, which max_new_tokens states", "give workload.max_new_tokens"
+    ),
+    "drafts": Note("drafter has no effect, as the policy asks for no drafts", "give drafting=goodput, or policy=joint"),
+    "drafter": Note(
+        "the policy asked for drafts, and drafter=none makes none",
+        "give drafter=glm_dspark in simulation, else drafter=ngram",
+    ),
+    "max_drafts": Note(
+        "more drafts were asked for than the drafter makes of a request: they are cut to drafter.max_drafts"
+    ),
+    "replicas": Note("backend.router has no effect, as there is one replica", "give backend.replicas"),
+    "arrivals": Note(
+        "workload.arrivals has no effect, as sessions are kept at a number: the next one begins when one ends"
+    ),
+    "more_replicas": Note(
+        "the autoscaler wanted more replicas than there are: they are cut to backend.replicas, or to those of the pool"
+    ),
+    "between_nodes": Note(
+        "backend.network has no effect, as nothing is sent from one node to another", "see backend.gpus_per_node"
+    ),
+    "reports": Note(
+        "backend.staleness has no effect, as the router reads no reports",
+        "give backend.replicas and another backend.router",
+    ),
 }
 """Notes on features that a policy, an eviction or a router depends on and a run lacks, by names in `depends_on` and `about.lacks`."""
-
-_NOT_COMPARED = {
-    "prefix cache": ("prefix_cache", False),
-    "host memory": ("kv.host_tokens", 0),
-    "drafts": ("drafter", "none"),
-    "several replicas": ("backend.replicas", 1),
-    "roles": ("backend.*role", "both"),
-    "pipeline stages": ("backend.*pipeline_stages", 1),
-    "planning time": ("backend.host_seconds", "auto"),
-    "server_seconds": ("backend.server_seconds", 0),
-}
-"""What a run may use that no run with a stated error has used: patterns of settings (`about.identity`), and the value without it."""
 
 PLANNING = ("num_plans", "planning_seconds", "delay_seconds")
 """Keys of the planning times on this machine (`cbatch.sim.PlanningExecutor`)."""
@@ -57,7 +71,10 @@ PLANNING = ("num_plans", "planning_seconds", "delay_seconds")
 def notes_of(abouts: Iterable[About]) -> list[str]:
     """Returns the notes on results, one line each: the origins of times, then `limits_of`."""
     known = list(abouts)
-    return [*_counted([origin_of(about) for about in known]), *limits_of(known)]
+    return [
+        *_counted([origin_of(about) for about in known]),
+        *(": ".join(filter(None, note)) for note in limits_of(known)),
+    ]
 
 
 def _counted(texts: Sequence[str]) -> list[str]:
@@ -65,67 +82,81 @@ def _counted(texts: Sequence[str]) -> list[str]:
     return [f"{text}{_of_several([text == other for other in texts])}" for text in sorted({*texts} - {""})]
 
 
-def limits_of(known: Sequence[About]) -> list[str]:
-    """Returns notes on the limits of figures, one line each."""
+def limits_of(known: Sequence[About]) -> list[Note]:
+    """Returns notes on the limits of figures."""
     outside = [about["execution"]["iterations_outside_measured_range"] for about in known if about["simulated"]]
     seen = [about.get("output_lengths_known") is True for about in known]
-    notes = [beyond_text(known)]
+    notes = [Note(beyond_text(known))]
     if any(outside):
         total = sum(about.get("iterations", 0) for about in known)
         share = f" of {total:,}" if total >= sum(outside) else ""  # unknown of a search
         counted = f"{sum(outside):,}{share}{_of_several(outside)}"
-        notes.append(f"iterations outside the measured range: {counted}; their times are extrapolated")
+        notes.append(Note(f"iterations outside the measured range: {counted}; their times are extrapolated"))
     if planning := [about["execution"]["planning"] for about in known if "planning" in about["execution"]]:
         plans, seconds, late = (sum(each[key] for each in planning) for key in PLANNING)
         per_plan = f"planning took {1e3 * seconds / max(plans, 1):.2g} ms per plan here"
-        notes.append(f"{per_plan}, {late:.2g} s of it beyond the device's slack")
+        notes.append(Note(f"{per_plan}, {late:.2g} s of it beyond the device's slack"))
     predictions = [of for about in known if (of := about["execution"].get("predictions", {})).get("asked")]
     for profile, error in sorted({(of["profile"], of["error"]) for of in predictions}):
-        notes.append(f"view.cost predicts with profile {profile} ({error})")
+        notes.append(Note(f"view.cost predicts with profile {profile} ({error})"))
     if any(seen):
-        notes.append(f"true output lengths available to the policy, as max_new_tokens{_of_several(seen)}")
+        notes.append(Note(f"true output lengths available to the policy, as max_new_tokens{_of_several(seen)}"))
     if any(prefixes := [about.get("prefixes", False) for about in known]):
-        notes.append(f"prefixes are not reused: every prompt is computed in full{_of_several(prefixes)}")
+        notes.append(Note(f"prefixes are not reused: every prompt is computed in full{_of_several(prefixes)}"))
     if texts := {text for about in known for text in unread_chunk(about)}:
         unread = {with_arguments(about["policy"], about["whole_numbers"]) for about in known if unread_chunk(about)}
-        notes.append(f"{' '.join(sorted(texts))}: not read by {', '.join(sorted(unread))}")
-    for name, text in LACKS.items():
+        notes.append(Note(f"{' '.join(sorted(texts))}: not read by {', '.join(sorted(unread))}"))
+    for name, note in LACKS.items():
         if any(lacking := [_lacks(about, name) for about in known]):
-            notes.append(f"{text}{_of_several(lacking)}")
+            notes.append(Note(f"{note.fact}{_of_several(lacking)}", note.remedy))
     if early := [turns for about in known if (turns := about.get("early_turns"))]:
         turns, arrived, answered = (sum(each[key] for each in early) for key in ("turns", "arrived", "answered"))
         if arrived:
             share = f"{arrived / turns:.0%} of the {turns:,} later turns"
             even = f"{answered / turns:.0%} even get tokens before (open loop)"
-            notes.append(f"{share} arrive before the previous answer has ended, {even}")
+            notes.append(Note(f"{share} arrive before the previous answer has ended, {even}"))
     if closing := [number for about in known if (number := about.get("closing", 0)) > _drained(about)]:
         few = ", and serve more" * (2 * max(closing) > min(about["requests"] for about in known))
-        remedy = f"give metrics.drain_requests={max(closing)}{few}"
-        notes.append(f"{max(closing):,} requests at the end count, when fewer and fewer sessions are left: {remedy}")
-    if few := [of for about in known if (of := about.get("sessions")) and of["number"] < of["open"]]:
-        most = max(few, key=lambda of: of["open"] / of["number"])
-        turns, steady = f"{2 * most['turns'] * most['open'] / most['number']:.0f}", f"{most['open']:.0f}"
-        never = f"{most['number']:,} sessions are too few: about {most['open']:,.0f} would be open at this rate in the steady state"
-        remedy = f"give workload.num_requests={turns} or more, or workload.sessions={steady} workload.steady=true"
-        notes.append(f"{never}: {remedy}{_of_several([about.get('sessions') in few for about in known])}")
-    notes.append(_sizes_text(known))
+        counted = f"{max(closing):,} requests at the end count, when fewer and fewer sessions are left"
+        notes.append(Note(counted, f"give metrics.drain_requests={max(closing)}{few}"))
+    notes += [*_session_notes(known), _sizes_note(known)]
     for key, what in (
         ("outputs_cut", "outputs cut at max_new_tokens"),
         ("cancelled", "requests whose client left"),
         ("cut", "requests cut as the server ended"),
+        ("refused", "requests refused beyond max_open, and in no figure"),
     ):
         counts = [about.get(key, 0) for about in known]
         if any(counts):
-            total = sum(about["requests"] for about in known)
-            notes.append(f"{what}: {sum(counts):,} of {total:,}{_of_several(counts)}")
+            total = sum(about["requests"] + about.get(key, 0) * (key == "refused") for about in known)
+            notes.append(Note(f"{what}: {sum(counts):,} of {total:,}{_of_several(counts)}"))
     if errors := [about["error"] for about in known if "error" in about]:
-        notes.append(f"ended by an error, see about.traceback in summary.json: {'; '.join(errors)}")
+        notes.append(Note(f"ended by an error, see about.traceback in summary.json: {'; '.join(errors)}"))
     if different := mixed(about["code"] for about in known if "code" in about):
-        notes.append(f"made by different versions of {', '.join(different)}; see about.code in summary.json")
-    return [*filter(None, notes)]
+        notes.append(Note(f"made by different versions of {', '.join(different)}; see about.code in summary.json"))
+    return [note for note in notes if note.fact]
 
 
-def _sizes_text(known: Sequence[About]) -> str:
+def _session_notes(known: Sequence[About]) -> Iterator[Note]:
+    """Yields notes on sessions that begin at their times: under overload, and if fewer are served than would be open at once."""
+    runs = [about.get("sessions") or {} for about in known]
+    if any(full := [bool(of) and is_overloaded(about) for of, about in zip(runs, known, strict=True)]):
+        more = "overload: the open sessions have no steady number, and figures depend on how many are served"
+        yield Note(f"{more}{_of_several(full)}", "give workload.sessions, or a lower rate")
+    few = [bool(of) and not over and of["number"] < of["open"] for of, over in zip(runs, full, strict=True)]
+    if any(few):
+        pairs = compress(zip(runs, known, strict=True), few)
+        of, about = max(pairs, key=lambda pair: pair[0]["open"] / pair[0]["number"])
+        identity, remedy = about.get("identity", {}), "serve more sessions"
+        needed = {"num_sessions": 2 * of["open"], "num_requests": 2 * of["turns"] * of["open"] / of["number"]}
+        if name := next((name for name in needed if identity.get(f"workload.{name}") is not None), ""):
+            steady = f"workload.sessions={of['open']:.0f} workload.steady=true to begin with as many"
+            remedy = f"give workload.{name}={needed[name]:.0f} or more, and {steady}"
+        rate = f"about {of['open']:,.0f} would be open at this rate in the steady state"
+        yield Note(f"{of['number']:,} sessions are too few: {rate}{_of_several(few)}", remedy)
+
+
+def _sizes_note(known: Sequence[About]) -> Note:
     """Returns a note if runs that differ only in seeds chose KV caches of different sizes: the sizes of those that differ most."""
     sizes: dict[str, set[int]] = {}
     for about in known:
@@ -135,7 +166,11 @@ def _sizes_text(known: Sequence[About]) -> str:
                 sizes.setdefault(f"{key} {same}", set()).add(int(text.partition(" ")[0]))
     most = max(sizes.values(), key=lambda of: max(of) - min(of), default=set())
     remedy = "give kv_tokens, or max_tokens, which follows the longest request drawn"
-    return f"seeds differ in the KV cache, {min(most):,} to {max(most):,} tokens: {remedy}" if len(most) > 1 else ""
+    return (
+        Note(f"seeds differ in the KV cache, {min(most):,} to {max(most):,} tokens", remedy)
+        if len(most) > 1
+        else Note("")
+    )
 
 
 def _drained(about: About) -> int:
@@ -175,7 +210,7 @@ def footer_of(abouts: Sequence[About], below: Sequence[str]) -> list[str]:
     simulated = [about["execution"] if about["simulated"] else None for about in abouts]
     names = {_profile_text(of) if of else origin_of(about) for of, about in zip(simulated, abouts, strict=True)}
     errors = _counted(["; ".join(_limits_of_profile(of)) if of else "" for of in simulated])
-    texts = [*sorted(names), made_text(abouts, digits=8), *errors, *below, *limits_of(abouts)]
+    texts = [*sorted(names), made_text(abouts, digits=8), *errors, *below, *(note.fact for note in limits_of(abouts))]
     return [text for text in texts if text]
 
 
@@ -233,67 +268,16 @@ def _profile_text(profile: Mapping[str, Any]) -> str:
     return f"SIMULATED with profile {profile['profile']}{card}"
 
 
-def _uses(about: About, name: str) -> bool:
-    """Returns whether a run uses one of `_NOT_COMPARED`; a drafter that makes no drafts is in `about.lacks`."""
-    (pattern, without), settings = _NOT_COMPARED[name], about.get("identity", {})
-    used = any(settings[key] not in (None, without) for key in fnmatch.filter(settings, pattern))
-    return used and name not in about.get("lacks", ())
-
-
-def beyond_text(abouts: Iterable[About]) -> str:
-    """Counts simulated runs whose batch or load is outside the range of the profile's error, and those that use `_NOT_COMPARED`; empty if none.
-
-    The load is known only with `workload.load`; requests that are queued from the start have none. A server counts as overloaded if
-    its queue grows, see `Waits.grow`, or if more requests wait, on average, than may run.
-    """
-    known = [about for about in abouts if about["simulated"] and about["execution"].get("compared")]
-    waiting = []
-    for about in known:
-        replicas = about.get("identity", {}).get("backend.replicas", 1)
-        most = sum(pool["limits"]["batch"] * pool.get("replicas", replicas) for pool in _pools(about))
-        if about.get("queue_grows") or about.get("mean_waiting", 0) > most:
-            waiting.append(about["mean_waiting"])
-
-    def several(number: int) -> str:
-        return "" if number == len(known) else f" in {number} of {len(known)} runs"
-
-    texts = []
-    for name, key, form in (("batch", "batches", "d"), ("load", "loads", ".0%")):
-        found = []
-        for about in known:
-            values = {of.get(name) for of in [*(pool["limits"] for pool in _pools(about)), about.get("load") or {}]}
-            ends = about["execution"]["compared"][key]
-            if outside := {value for value in values if value and ends and not ends[0] <= value <= ends[1]}:
-                found.append(outside)
-        if found:
-            each = [format(value, form) for value in sorted(set().union(*found))]
-            shown = ", ".join(each) if len(each) <= 3 else f"{each[0]} to {each[-1]}"
-            texts.append(f"{name} {shown}{several(len(found))}")
-    using = {name: sum(_uses(about, name) for about in known) for name in _NOT_COMPARED}
-    texts += [f"{name}{several(number)}" for name, number in using.items() if number]
-    if queued := sum(bool(about.get("queued")) for about in known):
-        texts.append(f"all requests queued from the start{several(queued)}")
-    if waiting:
-        most = f"{max(waiting):,.0f} requests waiting on average until the last arrival"
-        texts.append(f"overload{several(len(waiting))}, {'at most ' * (len(known) > 1)}{most}")
-    return f"outside the conditions of that error: {'; '.join(texts)}" if texts else ""
-
-
-def _pools(about: About) -> Iterable[About]:
-    pools: Mapping[str, About] = about.get("pools", {"": about})
-    return pools.values()
-
-
-def tail_text(counted: Iterable[Sequence[int]], part: str = "") -> str:
+def tail_text(counted: Iterable[Sequence[int]], part: str = "", advise: bool = True) -> str:
     """Says if the P99 of a run, or of a part of it, rests on few requests, with fewer than `FEWEST_IN_TAIL` or none of them beyond it.
 
     counted: counted requests of each, for each group of runs that share a table's row, a point or a side of a comparison.
-    part: the part of a run that they are, such as "in pool p ".
+    part: the part of a run that they are, such as "in pool p ". advise: whether to say how many to serve.
     """
-    fewest, remedy = min(chain.from_iterable(counted), default=100 * FEWEST_IN_TAIL), f"serve {100 * FEWEST_IN_TAIL:,}"
+    fewest = min(chain.from_iterable(counted), default=100 * FEWEST_IN_TAIL)
     if fewest >= 100 * FEWEST_IN_TAIL:
         return ""
     if fewest < 100:
-        return f"a P99 of {fewest} request{'s' * (fewest != 1)} is nearly the maximum; serve more requests"
+        return f"a P99 of {fewest} request{'s' * (fewest != 1)} is nearly the maximum{'; serve more requests' * advise}"
     beyond = f"{part}only {fewest // 100} of {fewest} {'lies' if fewest < 200 else 'lie'} beyond"
-    return f"P99s over requests are unreliable: {beyond}; {remedy} or more"
+    return f"P99s over requests are unreliable: {beyond}{f'; serve {100 * FEWEST_IN_TAIL:,} or more' * advise}"

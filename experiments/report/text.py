@@ -125,14 +125,16 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         means = {what: number(transfers.get(key), 1e3) for key, what in timed.items()}
         seen = ", ".join(f"{average} ms {what}" for what, average in means.items() if average != "-")
         line = f"{transfers['number']:,}, together {number(transfers['bytes'] / 1e9)} GB{f'; on average {seen}' * bool(seen)}"
-        yield "transfers", f"{line}, {share(transfers['hidden_share'])} of the bytes hidden during prefills"
+        lost = f"; {count_text(transfers.get('lost_leases', 0), 'lease')} ended unread, of {number(transfers.get('lost_tokens', 0))} tokens"
+        hidden = f"{share(transfers['hidden_share'])} of the bytes hidden during prefills"
+        yield "transfers", f"{line}, {hidden}{lost * (transfers.get('lost_leases', 0) > 0)}"
     batch = f"{number(mean['batch_requests'])} requests ({share(mean['batch_occupancy'])} of the batch)"
     tokens = f"{number(mean['batch_tokens'])} tokens ({share(mean['padding_share'])} padding)"
     each, num = f"{batch} and {tokens}", run["iterations"]
     yield "iterations", f"{each}; {whole}{count_text(num, 'iteration')}" if whole else f"{num:,} of {each}"
     used = f"{share(mean['kv_use_mean'])} used, at most {share(mean['kv_use_peak'])}"
     again = f"{number(run.get('recomputed_tokens'))} tokens recomputed ({share(run.get('recomputed_share'))})"
-    cause = "moves or preemptions" if transfers else "preemptions"
+    cause = "moves or preemptions" if transfers and run["preemptions"] else "moves" if transfers else "preemptions"
     again += f" after {cause}" * bool(transfers)
     yield "KV cache", f"{used}; {whole}{count_text(run['preemptions'], 'preemption')}, {again}"
     if cache := summary.get("prefix_cache"):

@@ -95,8 +95,6 @@ async def _serve(door: "Door", web: "Server", listener: socket.socket, log: Log)
     figures = await closed
     if settings.backend.simulated:
         log(f"time_scale={figures['about']['chosen']['time_scale']}")
-    if refused := door.meters.get_sample_value("cbatch:admission_rejections_total"):
-        log(f"refused beyond max_open={settings.server.max_open}, and in no figure: {int(refused)} requests")
     return figures
 
 

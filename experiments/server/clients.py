@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from queue import SimpleQueue
 from time import perf_counter, sleep
@@ -15,7 +15,15 @@ from cbatch.host import drive
 from experiments.server.settings import ServerSettings
 
 Inbox = SimpleQueue[Any]
-Message = RequestSpec | int | None
+
+
+class Refused(NamedTuple):
+    """Requests beyond `max_open`, which the door has refused."""
+
+    number: int
+
+
+Message = RequestSpec | int | Refused | None
 
 
 class Turn(NamedTuple):
@@ -24,7 +32,9 @@ class Turn(NamedTuple):
     ids: ids of the requests that received a token, once for each token. tokens: their tokens; -1 in simulation. ended: these and other requests.
     state: numbers of running and of waiting requests; share of the KV blocks in use. replica: whose turn it is.
     failed: the server has failed, and has cut the requests that are cancelled.
-    drafts: requests that had drafts, their drafts, and those that became tokens.
+    prompts: prompt tokens of the requests that have ended or moved on with a token, and whose prompt was computed here; of all that were admitted; those
+        that the prefix cache held of them.
+    steps: preemptions; requests that had drafts, their drafts, and those that became tokens.
     """
 
     ids: list[int]
@@ -33,7 +43,8 @@ class Turn(NamedTuple):
     state: tuple[int, int, float]
     replica: int = 0
     failed: bool = False
-    drafts: tuple[int, int, int] = (0, 0, 0)
+    prompts: tuple[int, int, int] = (0, 0, 0)
+    steps: tuple[int, ...] = (0, 0, 0, 0)
 
 
 Send = Callable[[int | Turn | dict[str, Any] | str], object]
@@ -43,6 +54,7 @@ class ClientArrivals(Posted):
     """The requests of clients to an engine, through an inbox. Until the door closes, it counts as an unfinished request.
 
     lag: the most seconds by which the tokens of a simulated iteration came too late. num_cut: requests that the end, or a failure, has cut.
+    num_refused: requests that did not come here.
     failed: whether this engine, another, or the router has failed.
     left_early: ids of requests whose clients have left, perhaps before the requests came here; see `LiveCluster`.
     """
@@ -62,7 +74,7 @@ class ClientArrivals(Posted):
         self._engine, self._send, self._replica, self._router = engine, send, replica, router
         self._leaving: list[Prefilled] = []  # since the last report
         self.left_early: Set[int] = frozenset()
-        self.lag, self.num_cut, self.failed = 0.0, 0, False
+        self.lag, self.num_cut, self.num_refused, self.failed = 0.0, 0, 0, False
         self._is_simulated, self._scale = settings.backend.simulated, settings.server.time_scale
         self._origin = perf_counter() - self._engine.now() / self._scale
         self.requests: list[Request] = []  # all so far
@@ -113,6 +125,8 @@ class ClientArrivals(Posted):
             case int():
                 if request := self._live.get(message):
                     self._engine.cancel(request)
+            case Refused():
+                self.num_refused += message.number
             case None if self._is_open:
                 super().receive(None)
                 self.give_up()
@@ -157,17 +171,17 @@ class ClientArrivals(Posted):
         record, state = self._engine.record, self._engine.state
         ended, receivers = record.requests[self._num_ended :], record.receivers[self._num_steps :]
         steps = record.steps[self._num_steps :]
-        drafts = tuple(
-            sum(getattr(step, f"num_{name}") for step in steps) for name in ("drafted", "drafts", "accepted")
-        )
+        counted = ("preempted", "drafted", "drafts", "accepted")
+        counts = tuple(sum(getattr(step, f"num_{name}") for step in steps) for name in counted)
         self._num_ended, self._num_steps = len(record.requests), len(record.steps)
         num_waiting, leaving = len(state.waiting) + self._engine.inbox.num_coming, self._leaving
         now = len(state.running), num_waiting, state.pool.num_used / state.pool.num_blocks
         if ended or receivers or now != self._state:
             self._state = now
             ids = receivers[0].tolist() if receivers else []  # a turn ends one iteration at most
-            gone = [*ended, *(prefilled.request for prefilled in leaving)]
-            self._send(Turn(ids, self._tokens(ids, gone), ended, now, self._replica, self.failed, drafts))
+            gone = [*ended, *(moved := [prefilled.request for prefilled in leaving])]
+            prompts = _prompts_of([*(each for each in ended if not each.num_moves), *moved])
+            self._send(Turn(ids, self._tokens(ids, gone), ended, now, self._replica, self.failed, prompts, counts))
         self._leaving = []
         for prefilled in leaving:
             assert self._router is not None
@@ -186,3 +200,10 @@ class ClientArrivals(Posted):
         newest: list[int] = table.tokens[rows, table.known[rows] - 1 - later].tolist()
         last = {request.id: request.output for request in ended if request.output}
         return [last[id_][-1 - n] if id_ in last else token for id_, n, token in zip(ids, later, newest, strict=True)]
+
+
+def _prompts_of(requests: Iterable[Request]) -> tuple[int, int, int]:
+    """Returns `Turn.prompts`."""
+    admitted = [each for each in requests if each.admitted_at is not None]
+    computed = sum(each.num_prompt_tokens for each in admitted if each.first_token_at is not None)
+    return computed, sum(each.num_prompt_tokens for each in admitted), sum(each.num_cached_tokens for each in admitted)

@@ -17,7 +17,7 @@ from cbatch.model.checkpoint import Vocabulary
 from cbatch.validation import one_line, shorten
 from experiments.server.answers import Answer, Choice
 from experiments.server.bodies import AnyBody, ChatBody
-from experiments.server.clients import Message, Turn
+from experiments.server.clients import Message, Refused, Turn
 from experiments.server.meters import Meters
 from experiments.server.settings import ServerSettings
 from experiments.server.words import SimulatedVocabulary, Words
@@ -116,6 +116,7 @@ class Door:
             raise ConfigError(f"n={body.n}: {problem}; lower n, or send fewer prompts")
         if len(self._open) + number > keys.max_open:
             self.meters.rejections.inc(number)
+            self.put(Refused(number))
             raise HTTPException(keys.full_status, f"{len(self._open)} requests are open; try again later")
         if self.is_closed:
             raise HTTPException(503, "the engine has ended")

@@ -2,6 +2,7 @@
 
     inbox      RequestSpec    a client asks; its `arrival_time` is of `perf_counter`
                int            id of a request whose client has left
+               Refused        requests that the door has refused
                None           the door closes: requests that have not ended are cut, and the loop ends
                others         what replicas send to the thread that routes: see `LiveCluster`
     outbox     int            it serves; the most tokens of a request
@@ -33,7 +34,7 @@ from cbatch.cluster import Cluster, LiveCluster, Role
 from cbatch.errors import call
 from cbatch.facts import facts_of
 from experiments.serve import decisions_of, serve
-from experiments.server.clients import ClientArrivals, Inbox, Send, Turn
+from experiments.server.clients import ClientArrivals, Inbox, Refused, Send, Turn
 from experiments.server.settings import ServerSettings
 from experiments.settings.error_lines import one_line
 from experiments.setup.assemble import Run
@@ -117,7 +118,7 @@ def _run(settings: ServerSettings, inbox: Inbox, send: Send, run: Run, folder: P
                 clients[0].serve()
         except CbatchError as error:
             run.end.update(error=one_line(error), traceback="".join(format_exception(error)).splitlines())
-        run.end["cut"] = sum(each.num_cut for each in clients)
+        run.end |= {name: sum(getattr(each, f"num_{name}") for each in clients) for name in ("cut", "refused")}
     if requests := [request for each in clients for request in each.requests]:
         run.facts = facts_of(requests)
     if settings.backend.simulated:
@@ -160,6 +161,8 @@ def serve_replicas(cluster: LiveCluster, clients: Sequence[ClientArrivals], inbo
                     case int(id_):
                         if id_ in open_:
                             cluster.cancel(id_)
+                    case Refused(number):
+                        clients[0].num_refused += number
                     case None if is_open:
                         is_open, cut = False, open_.difference(clients[0].left_early)
                         for id_ in open_:

@@ -14,14 +14,14 @@ _GAUGES = {
     "num_requests_waiting": "Requests that wait for admission",
     "kv_cache_usage_perc": "Share of the KV blocks in use; 1 is all",
 }
-_COUNTERS = {
-    "prompt_tokens": "Prompt tokens of requests that have ended with at least a token",
-    "generation_tokens": "Tokens generated and received",
-    "prefix_cache_queries": "Prompt tokens of requests that were admitted and have ended",
+_TOKENS = {"generation_tokens": "Tokens generated and received"}
+_PROMPTS = {
+    "prompt_tokens": "Prompt tokens of requests that have ended, or moved to another replica, with at least a token",
+    "prefix_cache_queries": "Prompt tokens of requests that were admitted and have ended or moved to another replica",
     "prefix_cache_hits": "Prompt tokens of these requests that the prefix cache held",
-    "num_preemptions": "Preemptions of requests that have ended",
 }
-_DRAFTS = {
+_STEPS = {
+    "num_preemptions": "Preemptions, counted when the next iteration has ended",
     "spec_decode_num_drafts": "Requests that had drafts, once for each iteration",
     "spec_decode_num_draft_tokens": "Their drafts",
     "spec_decode_num_accepted_tokens": "Drafts that became tokens",
@@ -34,6 +34,7 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1
 class Meters(CollectorRegistry):
     """Counts the events that the engine reports. Times cover served requests, as in a summary; counters cover all requests.
 
+    A request that moves counts where its prompt was computed, where each token was, and, with its times, where it ends.
     rejections: by the server. The other meters have a label `replica` if there are several.
     """
 
@@ -47,7 +48,7 @@ class Meters(CollectorRegistry):
             return [meter.labels(number) for number in range(num_replicas)] if self._labels else [meter]
 
         self._gauges = [made(Gauge, name, text) for name, text in _GAUGES.items()]
-        self._counters = {name: made(Counter, name, text) for name, text in (_COUNTERS | _DRAFTS).items()}
+        self._counters = {name: made(Counter, name, text) for name, text in (_TOKENS | _PROMPTS | _STEPS).items()}
         self.rejections = Counter("cbatch:admission_rejections", "Requests beyond max_open", registry=self)
         by_reason = [*self._labels, "finished_reason"]
         self._ended = Counter("cbatch:request_success", "Requests that have ended", by_reason, registry=self)
@@ -60,20 +61,13 @@ class Meters(CollectorRegistry):
             gauge[place].set(value)
         count = {name: counter[place] for name, counter in self._counters.items()}
         count["generation_tokens"].inc(len(turn.ids))
-        for name, number in zip(_DRAFTS, turn.drafts, strict=True):
+        for name, number in zip((*_PROMPTS, *_STEPS), (*turn.prompts, *turn.steps), strict=True):
             count[name].inc(number)
         for end in turn.ended:
             reason = end.finish_reason and _REASONS.get(end.finish_reason, end.finish_reason.value)
             self._ended.labels(*[place] * len(self._labels), reason).inc()
-            count["num_preemptions"].inc(end.num_preemptions)
-            if end.admitted_at is not None:
-                count["prefix_cache_queries"].inc(end.num_prompt_tokens)
-                count["prefix_cache_hits"].inc(end.num_cached_tokens)
             first, last = end.token_times
-            if first is None or last is None:
-                continue
-            count["prompt_tokens"].inc(end.num_prompt_tokens)
-            if end.finish_reason in SERVED:
+            if first is not None and last is not None and end.finish_reason in SERVED:
                 ttft, tpot, end_to_end = (times[place] for times in self._times)
                 ttft.observe(first - end.arrival_time)
                 end_to_end.observe(last - end.arrival_time)

@@ -30,6 +30,9 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: 
 _LISTS, _MAPPINGS = (Sequence, list), (Mapping, dict)
 _OWN_KEYS = ("_target_", "_convert_", "_recursive_")  # Hydra's `_convert_` and `_recursive_` have no effect
 
+_WORKLOADS = {"open_loop": "OpenLoop", "chat": "Chat", "trace": "TraceReplay"}
+"""Options of `workload`, with their classes, that errors name for keys that another option does not have."""
+
 BY_IMPORT_PATH = ("policy", "eviction", "chunking", "predictor", "autoscale", "drafter", "drafting")
 """Groups whose option may be the import path of a class."""
 
@@ -130,8 +133,13 @@ def check_argument(key: str, target: str, remedy: str = "") -> None:
             raise ConfigError(f"{key}: backend=auto has no {name}; give backend=sim, cpu or cuda")
         # `compose` gives the `chunk` of `policy=NAME(chunk=N)` to `chunking`
         lifted = {"chunk"} - {name} if path == "policy" and "chunking" in parameters else set()
-        none = f"it takes none; choose another option with {path}=NAME"
+        choice = f"'{path}={{_target_: ...}}'" if "." in path else f"{path}=NAME"
+        none = f"it takes none; choose another option with {choice}"
         known = nearest(name, [*parameters, *lifted]) if parameters else none
+        for option, kind in _WORKLOADS.items() if path == "workload" else ():
+            if name in parameters_of(locate(path, f"experiments.workloads.{kind}")):
+                known = f"use workload={option}, which does; {known}"
+                break
         raise ConfigError(f"{key}: {target} takes no such argument; {known}{remedy}")
 
 

@@ -43,7 +43,7 @@ class Run:
     decode: converts token ids to text, if the checkpoint has a tokenizer that can be loaded.
     gathered: the data of the summary; empty before the run.
     energy: reads the GPUs' energy during the run, an `EnergyMeter`; None where no GPU serves.
-    end: set by a server, and stored with the results: `cut`, the number of requests that it cut; `error` and `traceback`, if one ended it.
+    end: set by a server, and stored with the results: `cut` and `refused`, the numbers of requests that it cut and that it refused beyond `max_open`; `error` and `traceback`, if one ended it.
     """
 
     settings: Settings

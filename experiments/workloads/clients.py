@@ -32,7 +32,8 @@ class Client(Described):
     rate: requests per second at `begin`. end_rate: at `end`, changing linearly; None keeps the rate.
     prompt_tokens, output_tokens: one length for all, or a range [least, most], both included, drawn uniformly.
     client: name; None is the entry's key.
-    cv: coefficient of variation of the intervals: 0 is evenly spaced from a random offset, 1 Poisson, above 1 bursty.
+    cv: coefficient of variation of the intervals: 0 is evenly spaced from a random offset, 1 Poisson, above 1 bursty. The process is
+        stationary: `begin` is a random time of it.
     begin, end: seconds; None ends with the workload.
     on_off: seconds of sending and of silence in turn, from time 0; None never pauses.
     """
@@ -75,14 +76,19 @@ class Client(Described):
         return duration if self.end is None else min(self.end, duration)
 
     def _unit_times(self, random: np.random.Generator, total: float) -> Floats:
-        """Draws times up to `total` of a process of rate 1."""
+        """Draws times up to `total` of a stationary process of rate 1.
+
+        Time 0 lies in an interval drawn by its length, from a gamma distribution whose shape is larger by 1, at a uniform place.
+        """
         if self.cv == 0:
             return np.arange(random.random(), total)
-        shape, times = self.cv**-2, np.zeros(1)
+        shape = self.cv**-2
+        is_poisson = self.cv == 1  # from any time on, the next interval is like all others
+        times = np.zeros(1) if is_poisson else random.random(1) * random.standard_gamma(shape + 1) / shape
         while times[-1] < total:
             intervals = random.standard_gamma(shape, int(total) + 64) / shape
             times = np.concatenate([times, times[-1] + np.cumsum(intervals)])
-        return times[1 : np.searchsorted(times, total)]
+        return times[is_poisson : np.searchsorted(times, total)]
 
 
 _BY_NAME = Give("the fields of each client by name, as in {ann: {rate: 1, ...}, ...}")

@@ -3,7 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 SYSTEM = 0  # the number of the text that all sessions share; turn i of all begins text 1 + i
+_ANSWER = 1e-6  # seconds: far below any pause, and more than nothing, so that sessions without pauses have a duration
 
 
 class Turn(NamedTuple):
@@ -73,18 +76,45 @@ def places_of(session: Session, first: int) -> Iterator[dict[str, Any]]:
         yield {**names, "pause": turn.pause, "follows": follows}
 
 
-def resumed(session: Session, at: int) -> Session:
-    """Returns a session that starts at turn `at`; its first turn recomputes the history and replaces all earlier turns."""
-    turns, latest = session.turns, at - 1
-    lengths = lengths_of(session)
+def draw_open(sessions: Sequence[Session], draws: Sequence[Sequence[float]]) -> list[Session]:
+    """Returns sessions as a long run has them open at a random time; `draws` are pairs of random numbers from 0 to below 1.
+
+    Such a session is a uniformly drawn point of the time lines of all sessions, end to end: a session of twice the duration is
+    open twice as often (length-biased), and so is a pause, of which a uniformly drawn share has passed.
+    """
+    durations, found = [max(_ends(session)) for session in sessions], list[Session]()
+    shares = np.cumsum(durations) / np.cumsum(durations)[-1]
+    for number, (which, share) in enumerate(draws):
+        place = int(np.searchsorted(shares, which, side="right"))
+        session = resumed(sessions[place], share * durations[place])
+        found.append(session._replace(name=f"open {number}: {session.name}"))
+    return found
+
+
+def resumed(session: Session, passed: float) -> Session:
+    """Returns a session of which the first `passed` seconds are over; its first turn recomputes the history of the turns that have ended."""
+    turns, lengths, ends = session.turns, lengths_of(session), _ends(session)
+    left = [place for place, end in enumerate(ends) if end > passed]
+    places = {place: number for number, place in enumerate(left, 1)}  # turns that have ended are turn 0
     kept = {
         place: lengths[turn.repeats] if turn.kept is None else min(turn.kept, lengths[turn.repeats])
-        for place, turn in enumerate(turns[at:], at)
-        if turn.repeats is not None and turn.repeats < at
+        for place in left
+        if (turn := turns[place]).repeats is not None and turn.repeats not in places
     }
-    resumed = [Turn(max(max([session.system, *lengths[:at][-1:], *kept.values()]) - session.system, 1), 1)]
-    for place, turn in enumerate(turns[at:], at):
-        after = tuple(sorted({max(before - latest, 0) for before in turn.after})) or (0,)
-        repeats = None if turn.repeats is None else max(turn.repeats - latest, 0)
-        resumed.append(turn._replace(after=after, repeats=repeats, kept=kept.get(place, turn.kept)))
+    ended = [length for place, length in enumerate(lengths) if place not in places]
+    resumed = [Turn(max(max([session.system, *ended[-1:], *kept.values()]) - session.system, 1), 1)]
+    for place in left:
+        turn = turns[place]
+        after = tuple(sorted({places.get(before, 0) for before in turn.after})) or (0,)
+        pause = max(ends[place] - _ANSWER - passed, 0.0) if after == (0,) else turn.pause
+        repeats = None if turn.repeats is None else places.get(turn.repeats, 0)
+        resumed.append(turn._replace(after=after, pause=pause, repeats=repeats, kept=kept.get(place, turn.kept)))
     return session._replace(turns=resumed)
+
+
+def _ends(session: Session) -> list[float]:
+    """Returns when each turn ends, in seconds from the session's begin, if an answer takes `_ANSWER` seconds."""
+    ends = list[float]()
+    for turn in session.turns:
+        ends.append(max((ends[before] for before in turn.after), default=0.0) + turn.pause + _ANSWER)
+    return ends

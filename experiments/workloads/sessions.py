@@ -27,7 +27,7 @@ from cbatch.validation import Give, whole
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
 from experiments.workloads.drawn import Drawn
 from experiments.workloads.open_loop import ArrivalProcess, drawn_times
-from experiments.workloads.scripts import SYSTEM, Said, Session, Turn, lengths_of, places_of, prompts_of, resumed
+from experiments.workloads.scripts import SYSTEM, Said, Session, Turn, draw_open, lengths_of, places_of, prompts_of
 from experiments.workloads.seeds import Purpose, generator
 from experiments.workloads.trace import Trace
 
@@ -55,28 +55,28 @@ class Sessions(Listed):
         specs: Sequence[RequestSpec],
         starts: Sequence[float],
         draw: Callable[[int, int], list[int]] | None = None,
-        spread: Sequence[float] = (),
+        num_open: int = 0,
         dropped: Collection[int] = (),
     ) -> None:
         """
         specs: requests of the turns of all sessions, in order. This class sets arrival times, and with `draw` also prompts.
         starts: seconds at which the first sessions begin. Every other session begins when an earlier one ends.
         draw: called with the number of a text and a number of tokens; returns the text's first tokens. None: no token values.
-        spread: for a steady start, a share of a pause for each of the first sessions. Their first turns compute the history.
-            When all of these turns have ended, each second turn follows after this share of its pause. Their clients wait.
+        num_open: for a steady start, the number of first sessions that are in the middle. Their first turns compute the history.
+            When all of these turns have ended, the pauses after them begin. Their clients wait.
         dropped: tokens of answers that are left out of later prompts.
         """
         super().__init__()
-        self._sessions, self._specs, self._draw, self._spread = sessions, [*specs], draw, spread
+        self._sessions, self._specs, self._draw, self._num_open = sessions, [*specs], draw, num_open
         self._dropped = frozenset(dropped)
         self._firsts = [0, *np.cumsum([len(session.turns) for session in sessions]).tolist()]
         self._followers = [_followers(session) for session in sessions]
         self._open, self._held = dict[int, _Open](), list[tuple[int, int]]()
-        self._num_warming = len(spread)
-        for first in self._firsts[: len(spread)]:
+        self._num_warming = num_open
+        for first in self._firsts[:num_open]:
             self._specs[first] = replace(self._specs[first], timeout=None)
         made = map(Request.from_spec, self._specs)
-        self.facts = replace(facts_of(made), num_warming=len(spread))
+        self.facts = replace(facts_of(made), num_warming=num_open)
         self._num_begun = 0
         for start in starts[: len(sessions)]:
             self._begin(start)
@@ -90,7 +90,7 @@ class Sessions(Listed):
         if self._draw is not None:
             answer = [token for token in request.output if token not in self._dropped]
             session.tokens[turn] = [*(request.prompt or ()), *answer]
-        is_warming = not turn and number < len(self._spread)
+        is_warming = not turn and number < self._num_open
         for follower in () if session.is_over else self._followers[number][turn]:
             session.left[follower] -= 1
             session.latest[follower] = max(session.latest.get(follower, 0.0), end)
@@ -111,7 +111,7 @@ class Sessions(Listed):
         self._num_warming -= 1
         if not self._num_warming:
             for number, turn in self._held:
-                self._send(self._open[number], turn, now + self._spread[number] * self._turn(number, turn).pause)
+                self._send(self._open[number], turn, now + self._turn(number, turn).pause)
 
     def _begin(self, now: float) -> None:
         """Begins the next session, if there is one."""
@@ -152,8 +152,9 @@ class ClosedLoop(Workload):
     """Base of workloads in closed loop: `scripts` are the sessions, and requests follow the ends of others.
 
     sessions: at a time; when one ends, the next one begins. None: sessions begin at the times of `arrivals`.
-    steady: the first `sessions` begin in the middle, each at a turn drawn from all of its turns. Their histories are computed first,
-        and figures count from then on. Needs `sessions`.
+    steady: the first `sessions` are in the middle, as a long run has them at a random time; they are copies of sessions drawn from all
+        of `scripts`. Their histories are computed first, and figures count from then on. Needs `sessions`. The times of answers are not
+        known before the run, so all are found in a pause: at first, turns arrive as fast as if answers took no time.
     max_length, too_long: a session with a turn of more tokens is refused ("error"), ends before this turn ("clip"), or is left out ("drop").
     """
 
@@ -220,20 +221,19 @@ class ClosedLoop(Workload):
         return self._build(trace, vocabulary, prompts=False)
 
     def source(self, vocabulary: Vocabulary | None) -> Arrivals:
-        sessions, spread = self._fitting(), list[float]()
+        sessions, num_open = self._fitting(), 0
         if self.sessions is None:
             assert self.arrivals is not None
             starts = drawn_times(self.arrivals, generator(self.seed, Purpose.ARRIVALS), len(sessions))
         else:
             starts = np.zeros(self.sessions)
         if self.steady:
-            numbers = generator(self.seed, Purpose.STEADY)
-            for place, session in enumerate(sessions[: self.sessions]):
-                sessions[place] = resumed(session, int(numbers.integers(len(session.turns))))
-                spread.append(numbers.random())
+            num_open = min(len(starts), len(sessions))
+            draws = generator(self.seed, Purpose.STEADY).random((num_open, 2)).tolist()
+            sessions[:num_open] = draw_open(sessions, draws)
         requests = self._turns(sessions, vocabulary)
         draw = None if vocabulary is None else words(self.seed, vocabulary.size)
-        return Sessions(sessions, [spec_of(request) for request in requests.stream()], starts.tolist(), draw, spread)
+        return Sessions(sessions, [spec_of(request) for request in requests.stream()], starts.tolist(), draw, num_open)
 
 
 def words(seed: int, vocabulary_size: int) -> Callable[[int, int], list[int]]:

@@ -66,7 +66,8 @@ def fit_card(report: Report, server: Sequence[str], records: str, output: str = 
         recorded[list(TRACE)].rename(columns=TRACE).to_csv(trace, index=False)
         settings = compose_run("backend=sim", "workload=trace", f"workload.path={trace}", *server)
         _check_server(path, settings)
-        profile = replace(load_profile(settings.hardware), card=Card(f"the server of {path.stem}"))
+        profile = load_profile(settings.hardware)
+        profile = replace(profile, card=Card(f"the server of {path.stem}", launches=profile.card.launches))
         began = time.perf_counter()
         as_it_is = simulate(settings, profile, trace.with_suffix(".json"), len(recorded))
         taken = time.perf_counter() - began

@@ -62,7 +62,7 @@ def test_sends_do_not_count_as_the_speed_of_their_card(monkeypatch: pytest.Monke
     monkeypatch.setattr("reproduction.validation.compare.iteration_errors", lambda run, profile: errors)
     sent: Any = [SimpleNamespace(sender=0, num_bytes=number) for number in (2, 3)]
     unused: Any = object()
-    cards = cards_of([[unused], [unused]], sent, unused, Affine(0.0, 0.1))
+    cards = cards_of([[unused], [unused]], sent, load_profile("h200"), Affine(0.0, 0.1))
     assert [card.prompts for card in cards] == [1.5, 2.0]
 
 

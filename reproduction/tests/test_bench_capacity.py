@@ -48,6 +48,9 @@ def at(rate: float, load: float) -> Case:
 def test_queued_runs_tell_the_speed_of_a_card_and_others_are_then_simulated_without_error(trace: str) -> None:
     speed = speed_of(served(QUEUED, trace, SLOW), PROFILE)
     assert (speed.prompts, speed.decodes) == pytest.approx((1.06, 1.08), abs=0.01)
+    measured = Card("measured", 1.03, 1.2, 0.7)
+    again = speed_of(served(QUEUED, trace, SLOW), replace(PROFILE, card=measured))  # corrects its factors of iterations
+    assert (again.prompts, again.decodes, again.launches) == pytest.approx((1.06, 1.08, 0.7), abs=0.01)
     [run] = served(at(50.0, 0.9), trace, SLOW)
     plain, corrected = (pair(run, replace(PROFILE, card=used)).simulated["end to end mean"] for used in (Card(), speed))
     assert abs(corrected / run.figures["end to end mean"] - 1) < 0.01 < abs(plain / run.figures["end to end mean"] - 1)

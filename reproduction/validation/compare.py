@@ -114,6 +114,7 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
     return {
         "profile": profile.name,
         "tables": tables_of(profile, gpus_of(cases)),
+        **({"at_speed_of": profile.card.text} if profile.card.name else {}),
         "targets": TARGETS,
         **summarize(cases),
         "cases": cases,
@@ -279,13 +280,16 @@ def errors_of_times(real: NDArray[np.float64], predicted: NDArray[np.float64]) -
 def speed_of(runs: Iterable[ServedRun], profile: Profile, delay: float = 0.0) -> Card:
     """Returns the speed of the card that served these runs: measured over predicted time of all iterations, by kind.
 
+    Launches have the factor of the profile's card: the times of iterations do not tell theirs.
     delay: seconds by which sends have lengthened the iterations with prompts, which are counted elsewhere.
     """
     sums = {"with prompts": [-delay, 0.0], "decodes alone": [0.0, 0.0]}
     for kind, errors in (item for run in runs for item in iteration_errors(run, profile).items()):
         sums[kind][0] += errors["seconds"]
         sums[kind][1] += errors["seconds"] * (1 + errors["total"])
-    return Card("the card that served", *(real / predicted if predicted else 1.0 for real, predicted in sums.values()))
+    prompts, decodes = (real / predicted if predicted else 1.0 for real, predicted in sums.values())
+    card = profile.card
+    return Card("the card that served", prompts * card.prompts, decodes * card.decodes, card.launches)
 
 
 def device_seconds(cost: ProfileCost, shapes: Iterable[BatchShape], pauses: Iterable[float]) -> NDArray[np.float64]:

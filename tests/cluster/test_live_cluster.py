@@ -198,6 +198,7 @@ def test_real_tokens_are_prefilled_here_and_decoded_there(
     full = sum(request.num_prompt_tokens // 8 * 8 for request in requests)
     sent = sum(transfer.num_tokens for transfer in cluster.record.transfers)
     assert sent == full if lease == inf else sent < full
+    assert sent + sum(each.num_tokens for each in cluster.record.lost) == full
     firsts = {request.id: request.token_times[0] for request in requests}
     assert all(transfer.started > (firsts[transfer.request] or inf) for transfer in cluster.record.transfers)
     hidden = [transfer.hidden for transfer in cluster.record.transfers]

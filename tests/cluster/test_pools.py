@@ -68,7 +68,7 @@ def test_prefillers_end_no_requests_and_say_what_they_computed(tmp_path: Path) -
     assert lines["pool p"].startswith("600 tokens prefilled by 2 replicas: ")
     assert lines["pool d"].startswith("30 tokens prefilled; 6 requests, 150 output tokens by 1 replica: ")
     assert lines["replicas"] == "6 requests each, in d"
-    assert "0 preemptions, 24 tokens recomputed (3.1%) after moves or preemptions" in str(run), "6 x 4 of 630 + 6 x 23"
+    assert "0 preemptions, 24 tokens recomputed (3.1%) after moves" in str(run), "6 x 4 of 630 + 6 x 23"
     sent = (
         6 * 96 * 2 * 32 * 8 * 128 * 2 / 1e9
     )  # six blocks of 16 tokens each: keys and values, 32 layers, 8 heads of 128, 2 bytes
@@ -77,6 +77,13 @@ def test_prefillers_end_no_requests_and_say_what_they_computed(tmp_path: Path) -
         f"6, together {sent:.3g} GB; on average {seen:.3g} ms left after the prefill, 0.0% of the bytes hidden during prefills"
     )
     assert str(run).count("latencies of 6 requests") == 1 and "pool d: latencies" not in str(run), "those of the run"
+    lost = str(
+        simulate(
+            "sarathi_serve", block_size=16, prefix_cache=True, pools=pools, **work, **{"backend.transfers.lease": 1e-9}
+        )
+    )
+    assert "; 6 leases ended unread, of 576 tokens\n" in lost
+    assert "0 preemptions, 600 tokens recomputed (44.6%) after moves\n" in lost, "of 600 + 600 + 6 x 24"
     rows = read_replicas(tmp_path / "run")
     assert rows["requests"].tolist() == [0, 0, 6] and rows["prefill_tokens"].tolist() == [300, 300, 6 * 5]
 

@@ -25,6 +25,7 @@ from cbatch.record import Transfer
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Window
 from cbatch.results.replicas import transfers_of
+from cbatch.results.summary import summarize
 from cbatch.results.timeline import write_timeline
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.measured import HostTime
@@ -294,6 +295,7 @@ def test_a_full_decoder_stops_the_prefiller_or_loses_leases(lease: float, lost: 
     assert (max(held) > 30) == (lease == inf)
     recomputed = [request.id for request in requests if request.num_recomputed_tokens]
     assert bool(recomputed) == bool(lost)
+    assert sorted((each.request, each.num_tokens) for each in cluster.record.lost) == [(id_, 8) for id_ in recomputed]
     if not lost:
         figures, (ids, times) = transfers_of(Gathered(cluster.record), Window(0.0, inf)), cluster.record.tokens()
         gaps = [np.diff(times[ids == request.id][:2]) for request in requests]
@@ -375,6 +377,11 @@ def test_blocks_kept_for_a_lost_lease_are_free_at_once() -> None:
     moves = Moves(1, Affine(0.0, 0.0), push=True, lease=0.5)
     cluster = serve([replica(handover=1.0), replica(num_blocks=10)], [request], moves)
     assert (request.finished_at, request.num_recomputed_tokens, cluster.record.transfers) == (3, 8, [])
+    assert cluster.record.lost == [Transfer(0, 0, 1, num_tokens=8, num_bytes=0, started=2, ended=2)]
+    figures = summarize(cluster.record, num_blocks=100, max_batch=8, num_replicas=2)
+    named = {name: figures["transfers"][name] for name in ("number", "lost_leases", "lost_tokens")}
+    assert named == {"number": 0, "lost_leases": 1, "lost_tokens": 8} and figures["run"]["preemptions"] == 0
+    assert transfers_of(Gathered(cluster.record), Window(2.0, 9.0))["lost_leases"] == 0, "lost before"
 
 
 def test_a_client_that_leaves_frees_the_blocks_that_were_held_for_it() -> None:
@@ -421,6 +428,8 @@ def test_figures_of_a_pool_include_the_first_tokens_of_another(tmp_path: Path) -
         "waiting_seconds": 0,
         "visible_seconds": 1.25,
         "next_token_seconds": pytest.approx((1 + 1.5 + 1.75) / 3),
+        "lost_leases": 0,
+        "lost_tokens": 0,
         "hidden_share": 0,
     }
     gathered.transfers = [

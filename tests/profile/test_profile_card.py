@@ -19,23 +19,31 @@ from experiments.settings.backends import Cuda
 from experiments.setup.presets import load_spec
 
 SPEC = load_spec("llama-3.1-8b")
-SLOW = Card("Some GPU 12ab34cd", 1.05, 0.98)
+SLOW = Card("Some GPU 12ab34cd", 1.05, 0.98, 1.5)
 H100 = load_profile("h100")
 
 
 class OtherCard:
-    """An executor whose iterations take what the profile says, at the speed of another card, and now and then longer."""
+    """An executor whose iterations take what the profile says, at the speed of another card, and now and then longer.
+
+    Its host launches a decode in 1 ms, a prompt from a graph in 3 ms, and a prompt without one in 1.5 times the profile's 29.79 ms, beyond the decode's.
+    """
 
     num_stages, needs_tokens = 1, True
 
     def __init__(self) -> None:
-        self.clock, self.number = 0.0, 0
+        self.clock, self.host, self.number = 0.0, 0.0, 0
         self.cost = ProfileCost(replace(H100, card=SLOW), SPEC, max_batch=card.LIMITS["batch"])
 
     def launch(self, step: Step) -> StepResult:
         started, self.number = self.clock, self.number + 1
+        shape = step.shape()
+        self.host += 0.001 + (0.044685 if shape.num_tokens > 2048 else 0.002 if shape.chunks else 0.0)
         self.clock += self.cost.predict(step.shape()) * (1.5 if self.number % 7 == 0 else 1.0)
         return StepResult(None, started, self.clock)
+
+    def now(self) -> float:
+        return self.host
 
     def wait(self, in_flight: StepResult) -> StepResult:
         return in_flight
@@ -50,7 +58,7 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     def build(backend: str, spec: Any, *, batch: int, max_tokens: int, longest: int) -> Machine:
         server: Any = Server(OtherCard(), Limits(batch, max_tokens, longest, tile=128), NO_COST, KVSize(3000, 128))  # type: ignore[type-var]
-        return Machine("Some GPU", server, (1, 64), ((1, 128),), "")
+        return Machine("Some GPU", server, (1, 64), (128, 2048), "")
 
     monkeypatch.setattr(card, "build", build)
     monkeypatch.setattr(card, "hardware_name", lambda backend: H100.hardware)
@@ -64,6 +72,7 @@ def test_the_command_finds_the_factors_of_a_card(file: Path) -> None:
     assert json.loads(file.read_text())["card"]["name"] == SLOW.name
     found, alone = load_profile(str(file)), load_profile("h100")
     assert (found.card.prompts, found.card.decodes) == pytest.approx((1.05, 0.98), abs=1e-3)
+    assert found.card.launches == 1.5
     assert (found.models, found.host, found.error, found.name) == (alone.models, alone.host, alone.error, "h100")
     assert found.origin("card").startswith(
         "measured by python -m experiments.profile card model=llama-3.1-8b hardware=h100"
@@ -73,11 +82,19 @@ def test_the_command_finds_the_factors_of_a_card(file: Path) -> None:
 def test_a_run_has_the_speed_of_the_card_in_its_file_and_says_so(file: Path) -> None:
     keys = {"batch": 16, "hardware": str(file), "requests": 40}
     run, own = simulate("sarathi", **keys), simulate("sarathi", **keys | {"hardware": "h100"})
-    assert "SIMULATED with profile h100 at the speed of Some GPU 12ab34cd: prompts x1.050, decodes x0.980" in str(run)
+    factors = "prompts x1.050, decodes x0.980, launches without a graph x1.500"
+    assert f"SIMULATED with profile h100 at the speed of Some GPU 12ab34cd: {factors}" in str(run)
     assert "at the speed" not in str(own)
     seconds = [(result.steps["ended"] - result.steps["started"]).to_numpy() for result in (run, own)]
     with_prompts = own.steps["num_prefill_tokens"].to_numpy() > 0
     assert seconds[0][with_prompts].sum() / seconds[1][with_prompts].sum() == pytest.approx(1.05, abs=0.005)
+
+
+def test_a_file_with_factors_of_iteration_times_alone_has_the_launches_of_its_profile(file: Path) -> None:
+    content = json.loads(file.read_text())
+    del content["card"]["launches"]
+    file.write_text(json.dumps(content))
+    assert load_profile(str(file)).host_time(True, SPEC) == H100.host_time(True, SPEC)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from test_figures_shown import simulated
 from cbatch import Request
 from cbatch.results.metrics import Served
 from cbatch.results.sessions import early_turns
-from experiments.report.notes import beyond_text, chosen_text, footer_of, given_text, notes_of, origin_of
+from experiments.report.conditions import beyond_text
+from experiments.report.intervals import few_text
+from experiments.report.notes import LACKS, chosen_text, footer_of, given_text, notes_of, origin_of, tail_text
 from experiments.report.text import run_text
 from experiments.settings.compose import compose_run
 
@@ -44,19 +46,42 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     assert notes_of([{**simulated(), "early_turns": turns} for turns in early])[-1] == (
         "50% of the 40 later turns arrive before the previous answer has ended, 22% even get tokens before (open loop)"
     )
-    counts = [{"number": 30, "turns": 240, "open": open_} for open_ in (30.0, 30.4, 90.0)]
-    few = [{**simulated(), "sessions": sessions} for sessions in (*counts, {})]
-    assert notes_of([few[0], few[3]]) == notes_of([simulated()] * 2)
-    assert notes_of(few)[-1] == (
-        "30 sessions are too few: about 90 would be open at this rate in the steady state: "
-        "give workload.num_requests=1440 or more, or workload.sessions=90 workload.steady=true, in 2 of 4 runs"
-    )
     drained: dict[str, Any] = {"identity": {"metrics.drain_requests": 9}, "requests": 40}
     ends = [{**simulated(), **drained, "closing": closing} for closing in (0, 9, 10, 30)]
     assert notes_of(ends[:2]) == notes_of([simulated()] * 2)
     assert notes_of(ends)[-1] == (
         "30 requests at the end count, when fewer and fewer sessions are left: give metrics.drain_requests=30, and serve more"
     )
+
+
+def test_sessions_are_too_few_where_there_is_a_steady_number() -> None:
+    """30 sessions of 8 turns where 90 would be open need six times 240 turns; under overload no number is enough."""
+    counts = [{"number": 30, "turns": 240, "open": open_} for open_ in (30.0, 30.4, 90.0)]
+    chat = {**simulated(), "limits": {"batch": 8}, "mean_waiting": 8, "identity": {"workload.num_requests": 240}}
+    few = [{**chat, "sessions": sessions} for sessions in (*counts, {})]
+    assert notes_of([few[0], few[3]]) == notes_of([simulated()] * 2)
+    said = "30 sessions are too few: about 90 would be open at this rate in the steady state"
+    steady = "workload.sessions=90 workload.steady=true to begin with as many"
+    assert notes_of(few)[-1] == f"{said}, in 2 of 4 runs: give workload.num_requests=1440 or more, and {steady}"
+    agents = {**few[2], "identity": {"workload.num_requests": None, "workload.num_sessions": 30}}
+    assert notes_of([agents])[-1] == f"{said}: give workload.num_sessions=180 or more, and {steady}"
+    recorded = {**few[2], "identity": {"workload.num_requests": None}}
+    assert notes_of([recorded])[-1] == f"{said}: serve more sessions"
+    full = "overload: the open sessions have no steady number, and figures depend on how many are served"
+    for measure in ({"queue_grows": True}, {"mean_waiting": 9}):
+        over = [{**each, **measure} for each in few]
+        assert notes_of(over)[-1] == f"{full}, in 3 of 4 runs: give workload.sessions, or a lower rate"
+        assert footer_of(over[:1], [])[-1] == full
+    assert footer_of([recorded], [])[-1] == said
+
+
+def test_a_figure_gives_no_advice() -> None:
+    closing = {"closing": 30, "requests": 40}
+    footer = footer_of([{**simulated(), **closing, "lacks": [*LACKS]}], [])
+    assert len(footer) == 2 + len(LACKS) + 1 and not any("give" in note or "serve" in note for note in footer)
+    assert sum(": give " in note for note in notes_of([{**simulated(), **closing, "lacks": [*LACKS]}])) > 9
+    assert tail_text([[900]], advise=False) == tail_text([[900]]).removesuffix("; serve 1,000 or more")
+    assert few_text([2], advise=False) == few_text([2]).removesuffix("; use seeds=5 or more")
 
 
 def test_a_figure_states_the_sizes_that_runs_chose() -> None:

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from cbatch import SLO, CbatchError, ConfigError, FinishReason, RequestSpec, Sampling
 from experiments.server.answers import describe_error
 from experiments.server.bodies import ChatBody
-from experiments.server.clients import Turn
+from experiments.server.clients import Refused, Turn
 
 
 def chunks(sent: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
@@ -105,7 +105,9 @@ def test_a_full_door_refuses_until_a_request_has_ended() -> None:
         await desk.open()
 
     asyncio.run(come())
-    assert [spec.id for spec in desk.sent] == [0, 1, 2, 3] and value("cbatch:admission_rejections_total") == 5
+    refused = [message.number for message in desk.sent if isinstance(message, Refused)]
+    assert [spec.id for spec in desk.sent if isinstance(spec, RequestSpec)] == [0, 1, 2, 3]
+    assert refused == [2, 2, 1] and value("cbatch:admission_rejections_total") == 5
 
 
 def test_more_answers_than_may_be_open_are_refused_for_good() -> None:

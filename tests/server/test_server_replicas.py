@@ -15,8 +15,9 @@ from cbatch import FinishReason
 from cbatch.cluster import ClusterView, Reject, RoundRobin
 from cbatch.moves import Room
 from cbatch.request import Request, RequestSpec
+from experiments.report.text import run_text
 from experiments.server import engine as server_engine
-from experiments.server.clients import Message, Turn
+from experiments.server.clients import Message, Refused, Turn
 from experiments.server.engine import serve_replicas
 from experiments.server.meters import Meters
 from experiments.store.tables import read_requests, read_steps
@@ -82,8 +83,13 @@ def test_prompts_are_computed_by_one_replica_and_answers_continued_by_another(pu
     meters = Meters(2)
     for turn in told["two"]:
         meters.count(turn)
-    tokens = [meters.get_sample_value("cbatch:generation_tokens_total", {"replica": str(each)}) for each in (0, 1)]
-    assert tokens == [6, sum(2 * id_ for id_ in range(6))]
+    names = ("generation_tokens", "prompt_tokens", "prefix_cache_queries", "prefix_cache_hits")
+    counts = [
+        [meters.get_sample_value(f"cbatch:{name}_total", {"replica": each}) for name in names] for each in ("0", "1")
+    ]
+    prompts = sum(3 + 9 * id_ for id_ in range(6))
+    assert counts[0] == [6, prompts, prompts, rows["cached_tokens"].sum()] and counts[0][-1]
+    assert counts[1] == [sum(2 * id_ for id_ in range(6)), 0, 0, 0]
 
 
 @pytest.mark.parametrize("push", ["false", "true"])
@@ -226,16 +232,18 @@ def test_a_failure_ends_replicas_between_which_requests_move(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("keys", [(), TWO])
 def test_who_has_left_is_not_cut_by_the_end(keys: tuple[str, ...], tmp_path: Path) -> None:
-    """Request 1 leaves just before the end, which cuts 0 and 2. Request 3 has ended by itself."""
+    """Request 1 leaves just before the end, which cuts 0 and 2. Request 3 has ended by itself. The door has refused three more."""
 
     def answer(message: Any, turns: list[Turn]) -> Sequence[Message]:
         if isinstance(message, int):
             return [*(spec(id_, [1, 2], 3000) for id_ in range(3)), spec(3, [1], 1)]
         has_ended = isinstance(message, Turn) and any(end.id == 3 for end in message.ended)
-        return [1, None] if has_ended else []
+        return [Refused(2), 1, Refused(1), None] if has_ended else []
 
     *_, figures = converse(tmp_path / "run", answer, *SIMULATED, *keys)
-    assert (figures["about"]["cut"], figures["about"]["cancelled"]) == (2, 1)
+    assert [figures["about"][name] for name in ("cut", "cancelled", "refused")] == [2, 1, 3]
+    assert "requests refused beyond max_open, and in no figure: 3 of 7\n" in run_text(figures)
+    assert summary(tmp_path / "run")["about"]["refused"] == 3
 
 
 def test_requests_do_not_move_between_simulated_replicas_of_a_server(tmp_path: Path) -> None:

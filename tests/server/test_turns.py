@@ -11,12 +11,16 @@ import pandas as pd
 import pytest
 from commands import PATIENCE, summary
 
-from cbatch import SLO, FinishReason, Request, RequestSpec
+from cbatch import SLO, FinishReason, RequestSpec
+from cbatch.replay.decisions import Decision
 from experiments.server.clients import Inbox, Message, Turn
 from experiments.server.engine import serve_clients
 from experiments.server.meters import Meters
 from experiments.server.settings import read_server_settings
 from experiments.settings.compose import compose
+from experiments.store.decisions_file import read_decisions
+from experiments.store.run_folder import DECISIONS
+from experiments.workloads import TraceReplay
 
 SIMULATED = ("policy=sarathi_serve", "backend=sim", "time_scale=20", "batch=64")
 REASONS, CACHE = ("length", "abort", "stop"), ("prefix_cache_queries", "prefix_cache_hits")
@@ -25,7 +29,7 @@ TIMES = {
     "e2e_request_latency": "end_to_end_seconds",
     "request_time_per_output_token": "tpot_seconds",
 }
-TINY = ("policy=sarathi_serve", "backend=cpu", "model=tiny", "batch=6", "chunk=16")
+TINY = ("policy=sarathi_serve", "backend=cpu", "model=tiny", "batch=6", "chunk=16", "chunking=fixed")
 
 
 class Alone(Inbox):
@@ -114,6 +118,24 @@ def test_times_are_scaled_and_the_run_has_what_was_asked(tmp_path: Path) -> None
     assert (tmp_path / "run" / "decisions.jsonl.gz").is_file()
 
 
+@pytest.mark.parametrize("keys", [(), ("backend.replicas=2",)], ids=["one", "two"])
+def test_who_leaves_before_a_plan_is_in_the_decisions(keys: tuple[str, ...], tmp_path: Path) -> None:
+    """Request 1 has left when the first plan is made; served again, it has its prompt and all its tokens."""
+
+    def answer(message: Any, turns: list[Turn]) -> Sequence[Message]:
+        if isinstance(message, int):
+            return [spec(0, [1, 2], 3), spec(1, [3, 4, 5], 7, client="a"), 1]
+        return [None] if sum(len(turn.ended) for turn in turns) == 2 and turns[-1].ended else []
+
+    converse(tmp_path / "run", answer, *SIMULATED, *keys, "decisions=true")
+    files = read_decisions(tmp_path / "run" / DECISIONS)
+    assert [[request.id for request in file.requests] for file in files] in ([[1, 0]], [[0], [1]])
+    seen = [event.seen.waiting for file in files for event in file.recorded.events if isinstance(event, Decision)]
+    assert keys or not any(1 in waiting for waiting in seen)
+    asked = TraceReplay(path=str(tmp_path / "run" / DECISIONS)).requests(None)
+    assert [(each.num_prompt_tokens, each.max_new_tokens, each.client) for each in asked] == [(2, 3, None), (3, 7, "a")]
+
+
 def test_requests_are_cancelled_once_and_the_end_cuts_the_others(tmp_path: Path) -> None:
     def answer(message: Any, turns: list[Turn]) -> Sequence[Message]:
         if isinstance(message, int):
@@ -184,11 +206,27 @@ def test_metrics_are_those_of_the_run(tmp_path: Path) -> None:
     num_tokens = sum(len(turn.ids) for turn in turns)
     assert counted == {"prompt_tokens": 45, "generation_tokens": num_tokens, CACHE[0]: 45, CACHE[1]: 16}
     assert value("cbatch:num_preemptions_total") == value("cbatch:admission_rejections_total") == 0
-    again = Request(4, 9, 2)
-    again.finish_reason, again.admitted_at, again.num_preemptions = FinishReason.CANCELLED, 0.0, 2
-    again.num_cached_tokens, again.num_cached_again = 4, 8
-    meters.count(Turn([], [], [again], (0, 0, 0.0)))
-    assert [value(f"cbatch:{name}_total") for name in ("num_preemptions", *CACHE)] == [2, 45 + 9, 16 + 4]
     for name, group in TIMES.items():
         assert value(f"cbatch:{name}_seconds_count") == 3
         assert value(f"cbatch:{name}_seconds_sum") / 3 == pytest.approx(figures[group]["mean"])
+
+
+def test_preemptions_and_prompts_are_counted_once(tmp_path: Path) -> None:
+    """Two requests of 4 + 40 tokens in a cache of 60: one is preempted, and finds its prompt again. A third leaves amid its prompt, without a token."""
+
+    def answer(message: Any, turns: list[Turn]) -> Sequence[Message]:
+        ended = [end.id for turn in turns for end in turn.ended]
+        if isinstance(message, int):
+            return [spec(0, range(4), 40), spec(1, range(4), 40)]
+        if len(ended) == 2 and turns[-1].ended:
+            return [spec(2, range(50, 90), 4)]
+        return [None] if 2 in ended else [2] if len(ended) == 2 and turns[-1].state[0] else []
+
+    small = ("kv_tokens=60", "max_request_tokens=60", "prefix_cache=true", "block_size=4", "policy=sarathi_serve")
+    _, *turns, figures = converse(tmp_path / "run", answer, *SIMULATED[1:], *small, "chunk=16", "chunking=fixed")
+    meters = Meters()
+    for turn in turns:
+        meters.count(turn)
+    value = [meters.get_sample_value(f"cbatch:{name}_total") for name in ("num_preemptions", "prompt_tokens", *CACHE)]
+    assert figures["run"]["preemptions"] == 1 and figures["prefix_cache"]["cached_again_tokens"] > 0
+    assert value == [1, 4 + 4, 4 + 4 + 40, 0], "of an admission again nothing counts"

@@ -15,6 +15,7 @@ from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.measured import HostTime, Measured
+from cbatch.sim.profile import Card
 from cbatch.sim.profile_file import load_profile
 from cbatch.sim.roofline import Ceilings
 from experiments.setup.presets import load_spec
@@ -181,6 +182,25 @@ def test_an_iteration_without_a_graph_keeps_the_host_while_the_device_computes(l
     assert prompt.started == pytest.approx(max(decode.ended, prompt.planned_at + 0.001))
     assert (prompt.ended == prompt.launched_at) == (launching > 0.02)
     assert all(step.launched_at - step.planned_at == pytest.approx(0.001) for step in steps[:place])
+
+
+def test_the_card_s_factor_of_launches_lengthens_those_without_a_graph_alone() -> None:
+    """Prompts of 300 tokens and decodes have graphs, the prompt of 2,100 has none: h200's 23.44 ms become 35.16 on the slower host."""
+    launches = []
+    for factor in (1.0, 1.5):
+        slower = replace(load_profile("h200"), card=Card("slow host", launches=factor))
+        cost = ProfileCost(slower, LLAMA, max_batch=4)
+        executor = SimExecutor(cost, slower.host_time(True, LLAMA))
+        limits = Limits(max_batch=4, max_tokens=2304, max_request_tokens=2304, tile=128)
+        engine = Engine(Orca(), executor, limits, cost, num_blocks=99, block_size=64)
+        engine.submit([Request(0, 300, 9), Request(1, 2100, 4, arrival_time=0.02)])
+        steps = engine.run().steps
+        launches.append([(step.num_prefill_tokens, step.launched_at - step.planned_at) for step in steps])
+    longer = {}
+    for (tokens, usual), (again, slow) in zip(*launches, strict=True):
+        assert tokens == again
+        longer[tokens] = slow - usual
+    assert longer == pytest.approx({300: 0.0, 2100: 0.01172, 0: 0.0})
 
 
 @pytest.mark.parametrize("alone", [False, True])

@@ -12,6 +12,7 @@ from in_process import message
 
 from experiments.settings.groups import CONFIG_FOLDER
 from experiments.workloads import Clients
+from experiments.workloads.clients import Client
 
 EVEN: dict[str, Any] = {"rate": 2.0, "cv": 0.0, "prompt_tokens": 30, "output_tokens": 4}
 
@@ -66,6 +67,17 @@ def test_poisson_arrivals_and_ranges_of_lengths() -> None:
     assert intervals.std() == pytest.approx(0.5, rel=0.05)
     pairs = {(request.num_prompt_tokens, request.max_new_tokens) for request in workload.requests(None)}
     assert pairs == {(prompt, output) for prompt in (3, 4, 5) for output in (1, 2)}
+
+
+@pytest.mark.parametrize("cv", [0.3, 1.0, 2.0])
+def test_a_client_keeps_its_rate_from_the_begin_on(cv: float) -> None:
+    """Two per second in each second; the first arrives after half of 0.5 s times 1 + cv^2, the mean residual life of a renewal process."""
+    client = Client(rate=2.0, cv=cv, prompt_tokens=(1, 1), output_tokens=(1, 1))
+    drawn = [client.times(np.random.default_rng(seed), 40.0) for seed in range(2500)]
+    firsts = [times[0] for times in drawn]
+    assert np.mean(firsts) == pytest.approx((1 + cv**2) / 4, rel=0.06)
+    counts = np.array([np.histogram(times, [0, 1, 2, 10, 11])[0] for times in drawn])
+    assert counts.mean(axis=0) == pytest.approx([2, 2, 16, 2], rel=0.08)
 
 
 def test_arrivals_are_poisson_unless_the_presets_of_vtc_space_them_evenly() -> None:

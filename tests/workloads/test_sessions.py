@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from cbatch.kv.hashes import prompt_hashes
 from cbatch.request import SERVED
 from cbatch.sim import SimExecutor
 from experiments.workloads import AllAtOnce, Chat, ClosedLoop, FixedLengths, Session, Turn
-from experiments.workloads.scripts import prompts_of, resumed
+from experiments.workloads.scripts import draw_open, resumed
 from experiments.workloads.sessions import words
 from policies.evictions import LRU
 from policies.orca import Orca
@@ -37,10 +38,15 @@ class Scripted(ClosedLoop):
 
 
 def serve(
-    workload: ClosedLoop, block_size: int = 1, blocks: int = 10_000, batch: int = 64, tokens: int = 64
+    workload: ClosedLoop,
+    block_size: int = 1,
+    blocks: int = 10_000,
+    batch: int = 64,
+    tokens: int = 64,
+    cost: CostFunction = SECOND,
 ) -> RunRecord:
     server = Server(
-        SimExecutor(SECOND), Limits(batch, tokens, 10_000), SECOND, KVSize(blocks, block_size), prefix_cache=LRU()
+        SimExecutor(cost), Limits(batch, tokens, 10_000), cost, KVSize(blocks, block_size), prefix_cache=LRU()
     )
     return server.engine(Orca(), workload.source(None)).run()
 
@@ -115,7 +121,7 @@ def test_a_steady_start_is_warm(timeout: float | None) -> None:
     assert arrivals.facts.num_warming == 4
     server = Server(SimExecutor(SECOND), Limits(64, 640, 10_000), SECOND, KVSize(10_000, 1), prefix_cache=LRU())
     requests = server.engine(Orca(), arrivals).run().requests
-    warming = [each for each in requests if each.turn == 0 and each.session in set("0123")]
+    warming = [each for each in requests if each.turn == 0 and (each.session or "").startswith("open")]
     assert {each.num_output_tokens for each in warming} == {1} and set(requests[:4]) == set(warming)
     measured = max(each.finished_at or 0.0 for each in warming)
     assert all(each.arrival_time >= measured for each in requests[4:])
@@ -123,6 +129,53 @@ def test_a_steady_start_is_warm(timeout: float | None) -> None:
     assert len(set(turns.values())) > 1, "the sessions are at different turns"
     later = [each for each in requests[4:] if each.turn and each.admitted_at]
     assert {each.num_prompt_tokens - each.num_cached_tokens for each in later} <= {6, 7}
+
+
+EVEN = [((which + 0.5) / 60, (share + 0.5) / 100) for share in range(100) for which in range(60)]
+"""Draws of a steady start that are spread evenly: shares of them are probabilities."""
+
+
+def test_an_open_session_is_a_random_point_of_a_long_run() -> None:
+    """Pauses of 1 and 4 s, or of 1 s: 5 of 6 points lie in the former. Three pauses end in 6 s: 0.5 per second from the begin on."""
+    long = Session("long", [Turn(4, 1), Turn(2, 1, (0,), 1.0, 0), Turn(3, 1, (1,), 4.0, 1)])
+    short = Session("short", [Turn(1, 1), Turn(1, 1, (0,), 1.0, 0)])
+    found = [session.turns[1:] for session in draw_open([long, short], EVEN)]
+    kinds = [(len(turns), turns[0].new) for turns in found]
+    shares = {(2, 2): 1 / 6, (1, 3): 4 / 6, (1, 1): 1 / 6}
+    assert {kind: kinds.count(kind) / len(kinds) for kind in shares} == pytest.approx(shares, abs=1e-3)
+    left = np.array([turns[0].pause for turns in found])
+    for seconds, ended in ((0.1, 0.05), (0.5, 0.25), (1.0, 0.5), (2.0, 4 / 6), (4.0, 1.0)):
+        assert np.mean(left <= seconds) == pytest.approx(ended, abs=2e-3)
+
+
+def test_turns_without_pauses_are_equally_often_open() -> None:
+    session = Session("s", [Turn(1, 1), *(Turn(1, 1, (place,)) for place in range(3))])
+    found = [session.turns[1:] for session in draw_open([session], EVEN[::60])]
+    assert [sum(len(turns) == number for turns in found) for number in (4, 3, 2, 1)] == [25] * 4
+    assert {turn.pause for turns in found for turn in turns} == {0.0}
+
+
+def test_a_sub_agent_that_has_ended_is_not_served_again() -> None:
+    """At 5 s the sub-agent has ended at 1 s, and 15 s of the main turn's pause are left. The join waits for the main turn, then 3 s."""
+    turns = [Turn(4, 1), Turn(2, 1, (0,), 20.0, 0), Turn(9, 5, (0,), 1.0), Turn(1, 1, (1, 2), 3.0, 1)]
+    history, main, join = resumed(Session("s", turns, system=2), 5.0).turns
+    assert history == Turn(9 + 5, 1), "without the system prompt; the longest said so far"
+    assert (main.new, main.after, main.repeats, main.kept) == (2, (0,), 0, 7) and main.pause == pytest.approx(15.0)
+    assert (join.new, join.after, join.repeats, join.kept, join.pause) == (1, (0, 1), 1, None, 3.0)
+
+
+@pytest.mark.long
+def test_a_steady_start_has_no_opening_burst() -> None:
+    """Four turns and three pauses of 1,000 s on average: 4/3 arrivals per session and pause. Answers take few of these seconds."""
+    counts, ends = list[Any](), np.arange(9) * 250.0
+    for seed in range(24):
+        chat = Chat(num_requests=300, turns=(4, 4), sessions=32, steady=True, system=0, pause=1000.0, arrivals=AllAtOnce(),
+                    lengths=FixedLengths(length=2, pd_ratio=1), seed=seed)  # fmt: skip
+        requests = serve(chat).requests
+        begin = max(each.finished_at or 0.0 for each in requests[:32])
+        counts.append(np.histogram([each.arrival_time - begin for each in requests[32:]], ends)[0] / (32 * 0.25))
+    for mean, deviation in zip(np.mean(counts, axis=0), np.std(counts, axis=0), strict=True):
+        assert abs(mean - 4 / 3) < 3 * deviation / np.sqrt(24) < 0.4
 
 
 # -- any session ------------------------------------------------------------------------------------------------------
@@ -252,13 +305,13 @@ def _check_tokens(numbers: random.Random) -> None:
     assert all(other == plain for other in others)
 
 
-@given(scripts(), st.integers(0, 6))
-def test_a_session_resumed_in_the_middle_goes_on_as_before(session: Session, at: int) -> None:
-    """Its later prompts have the lengths and pauses of before, and each waits for what it waited for, or for the warming turn."""
-    at %= len(session.turns)
-    later = resumed(session, at)
-    lengths = [said.num_tokens for said in prompts_of(session, 0)]
-    assert [said.num_tokens for said in prompts_of(later, 0)][1:] == lengths[at:]
-    for turn, before in zip(later.turns[1:], session.turns[at:], strict=True):
-        assert (turn.new, turn.output, turn.pause) == (before.new, before.output, before.pause)
-        assert set(turn.after) == ({max(other - at + 1, 0) for other in before.after} or {0})
+@given(scripts(), st.floats(0, 0.999))
+def test_a_session_resumed_in_the_middle_goes_on_as_before(session: Session, share: float) -> None:
+    """The turns that would arrive after `passed` seconds have the lengths of before, and arrive so much earlier. Answers take microseconds."""
+    brief = CostFunction(lambda shape: 1e-9)
+    whole = serve(Scripted(given=[session]), cost=brief).requests
+    passed = int(2 * share * max(each.arrival_time for each in whole)) / 2 + 0.25
+    times = [(round(each.arrival_time - passed, 3), each.num_prompt_tokens) for each in whole]
+    if expected := sorted(pair for pair in times if pair[0] > 0):
+        later = serve(Scripted(given=[resumed(session, passed)]), cost=brief).requests
+        assert sorted((round(each.arrival_time, 3), each.num_prompt_tokens) for each in later if each.turn) == expected

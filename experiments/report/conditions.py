@@ -1,0 +1,71 @@
+"""The conditions under which a profile's error was established, and the runs outside them."""
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+About = Mapping[str, Any]  # the part `about` of a summary
+
+_NOT_COMPARED = {
+    "prefix cache": ("prefix_cache", False),
+    "host memory": ("kv.host_tokens", 0),
+    "drafts": ("drafter", "none"),
+    "several replicas": ("backend.replicas", 1),
+    "roles": ("backend.*role", "both"),
+    "pipeline stages": ("backend.*pipeline_stages", 1),
+    "planning time": ("backend.host_seconds", "auto"),
+    "server_seconds": ("backend.server_seconds", 0),
+}
+"""What a run may use that no run with a stated error has used: patterns of settings (`about.identity`), and the value without it."""
+
+
+def _uses(about: About, name: str) -> bool:
+    """Returns whether a run uses one of `_NOT_COMPARED`; a drafter that makes no drafts is in `about.lacks`."""
+    (pattern, without), settings = _NOT_COMPARED[name], about.get("identity", {})
+    used = any(settings[key] not in (None, without) for key in fnmatch.filter(settings, pattern))
+    return used and name not in about.get("lacks", ())
+
+
+def beyond_text(abouts: Iterable[About]) -> str:
+    """Counts simulated runs whose batch or load is outside the range of the profile's error, and those that use `_NOT_COMPARED`; empty if none.
+
+    The load is known only with `workload.load`; requests that are queued from the start have none.
+    """
+    known = [about for about in abouts if about["simulated"] and about["execution"].get("compared")]
+    waiting = [about["mean_waiting"] for about in known if is_overloaded(about)]
+
+    def several(number: int) -> str:
+        return "" if number == len(known) else f" in {number} of {len(known)} runs"
+
+    texts = []
+    for name, key, form in (("batch", "batches", "d"), ("load", "loads", ".0%")):
+        found = []
+        for about in known:
+            values = {of.get(name) for of in [*(pool["limits"] for pool in _pools(about)), about.get("load") or {}]}
+            ends = about["execution"]["compared"][key]
+            if outside := {value for value in values if value and ends and not ends[0] <= value <= ends[1]}:
+                found.append(outside)
+        if found:
+            each = [format(value, form) for value in sorted(set().union(*found))]
+            shown = ", ".join(each) if len(each) <= 3 else f"{each[0]} to {each[-1]}"
+            texts.append(f"{name} {shown}{several(len(found))}")
+    using = {name: sum(_uses(about, name) for about in known) for name in _NOT_COMPARED}
+    texts += [f"{name}{several(number)}" for name, number in using.items() if number]
+    if queued := sum(bool(about.get("queued")) for about in known):
+        texts.append(f"all requests queued from the start{several(queued)}")
+    if waiting:
+        most = f"{max(waiting):,.0f} requests waiting on average until the last arrival"
+        texts.append(f"overload{several(len(waiting))}, {'at most ' * (len(known) > 1)}{most}")
+    return f"outside the conditions of that error: {'; '.join(texts)}" if texts else ""
+
+
+def is_overloaded(about: About) -> bool:
+    """Returns whether the queue of a server grows, see `Waits.grow`, or more requests wait, on average, than may run."""
+    replicas = about.get("identity", {}).get("backend.replicas", 1)
+    most = sum(pool["limits"]["batch"] * pool.get("replicas", replicas) for pool in _pools(about))
+    return bool(about.get("queue_grows")) or about.get("mean_waiting", 0) > most
+
+
+def _pools(about: About) -> Iterable[About]:
+    pools: Mapping[str, About] = about.get("pools", {"": about})
+    return pools.values()
