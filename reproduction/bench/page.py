@@ -161,10 +161,11 @@ def stamp(file: Json) -> str:
 
 
 def source(file: Json) -> str:
-    """Returns how a results file was measured: command, card, date, commit and versions."""
+    """Returns how a results file was measured: command, card, date, commit, versions, and its note if it has one."""
     card = file["hardware"] + (f", driver {file['driver']}" if "driver" in file else "")
     packages = ", ".join(f"{name} {version}" for name, version in file["versions"].items())
-    return f"* `{file['command']}`; {card}; {stamp(file)}; {packages}"
+    note = f"; {file['note']}" if "note" in file else ""
+    return f"* `{file['command']}`; {card}; {stamp(file)}; {packages}{note}"
 
 
 def number(value: float) -> str:
