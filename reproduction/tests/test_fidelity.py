@@ -180,7 +180,8 @@ def test_errors_of_ratios_are_of_equal_arrivals_served_once() -> None:
 def test_the_page_states_the_stored_errors_of_ratios() -> None:
     page = (ROOT / "docs/hardware-profiles.md").read_text()
     h100s = [f"h100/{name}" for name in ("ranked", "other-card", "code", "newer-kernels")]
-    for names in ([f"h200/{name}" for name in ("ranked", "code", "code-150", "batch-128")], h100s):
+    h200s = [f"h200/{name}" for name in ("ranked", "code", "code-150", "batch-32", "batch-32-code", "batch-128")]
+    for names in (h200s, h100s):
         errors = ratio_errors([json.loads((ROOT / f"reproduction/results/{name}.json").read_text()) for name in names])
         assert f"{errors['pairs'].iloc[0]} pairs" in page
         for name in ("TTFT", "TBT", "TPOT", "end to end"):

@@ -27,7 +27,7 @@ from reproduction.validation.compare import card_of
 
 FILES = (
     *(f"h100/{name}" for name in ("ranked", "other-card", "code", "held_out", "newer-kernels", "sessions")),
-    *(f"h200/{name}" for name in ("ranked", "code", "code-150", "batch-128")),
+    *(f"h200/{name}" for name in ("ranked", "code", "code-150", "batch-32", "batch-32-code", "batch-128")),
     *(f"h200/held_out{end}" for end in ("", "-batches", "-qwen3-8b", "-synchronous")),
     *(f"h200/capacity{end}" for end in ("-90", "", "-bracket")),
 )
