@@ -12,7 +12,7 @@ parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is 
   baseline=POLICY    the policy that others are compared with, at equal chunks, and its other chunks with its first; or a
                      printed label or its settings, as in baseline='pools=4 both'; the first one by default
   csv=FILE           write a CSV file with a row for each figure of each comparison, in the units of summary.json: the ratio and the
-                     difference with the ends of their intervals, p, and p_holm, which is corrected for the number of tests
+                     difference with the ends of their intervals, p, p_holm (corrected for the number of tests), and ratio_error
   runs=TEXT          only runs whose folder names or command lines contain this; values after = are compared whole
 
 Runs that differ only in the seed are replications and share a label. Labels are compared with the baseline that has the same
@@ -21,9 +21,11 @@ setting at equal values of the others, as chunks at each batch and batches at ea
 both served the same requests: replications are then paired by seed, which removes most of the noise. The interval of the difference
 decides what is significant. Among many differences some are significant by chance: a line says how many remain if p values are corrected
 for their number by Holm's method. Equal outcomes are one test, and figures that are equal in all replications none. The interval of the
-ratio is computed on its logarithm, and may disagree with few seeds.
+ratio is computed on its logarithm, and may disagree with few seeds. An interval over seeds does not include the error of simulation:
+"below 10%" marks a significant difference below the largest error, ratio_error, of such a ratio in comparisons with real runs.
 """
 
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,25 +38,29 @@ from tabulate import tabulate
 
 from cbatch import ConfigError
 from cbatch.validation import nearest
-from experiments.capacity.folder import RESULT, read_searches
 from experiments.keys import key_of
 from experiments.report import headings
+from experiments.report.conditions import ratio_error
 from experiments.report.headings import check_figure, flat, no_such_figure
 from experiments.report.intervals import Compared, compare, few_text, holm, holm_text
 from experiments.report.labels import is_baseline
 from experiments.report.notes import notes_of, tail_text
-from experiments.report.replications import with_replications
-from experiments.report.text import disagree, figures_text, intervals_text, values_text
+from experiments.report.text import disagree, intervals_text, values_text
 from experiments.run import run_sweep
 from experiments.settings.command_line import run
 from experiments.settings.option_arguments import option_names
 from experiments.settings.overrides import check_given_once, with_search_path
 from experiments.store.claim import check_writable
 from experiments.store.provenance import write_text
-from experiments.store.runs import ONE_REPLICATION, choose_runs, matching, print_omitted, select_runs
+from experiments.store.replications import read_replications
+from experiments.store.runs import ONE_REPLICATION, matching
 
 _OPTIONS = ("metric", "baseline", "runs", "csv")
 _WHICH_DECIDES = "where the intervals disagree, the difference's decides; the ratio's is computed from its logarithm"
+_BELOW = (
+    "below N%: simulated ratios of this figure were off by up to N% of the real ones, so the difference may be an error of simulation: "
+    "docs/hardware-profiles.md#how-small-a-difference-counts"
+)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -102,49 +108,27 @@ def _check_policies(names: Sequence[str], baseline: str, metrics: Sequence[str])
         check_figure(f"metric={key}")
 
 
-def read_replications(folders: Sequence[Path], text: str = "") -> pd.DataFrame:
-    """Reads the results in the folders: a row for each run, or for each replication of a capacity search.
-
-    The columns of `read_runs`, with labels that differ between folders, and: `replication`, `figures` (all figures as text),
-    `served` (the workload without its seed), `others` (the settings but the policy's and seeds). Raises ConfigError: folders
-    of both kinds, or no such run.
-
-    text: only runs whose folder names or command lines contain this.
-    """
-    searches = [folder for folder in folders if list(folder.rglob(RESULT))]
-    if 0 < len(searches) < len(folders):
-        other = next(folder for folder in folders if folder not in searches)
-        raise ConfigError(f"compare: {other} holds runs, {searches[0]} a capacity; give one kind")
-    parts = []
-    for folder in folders:
-        if searches:
-            rows = choose_runs(read_searches(folder), text).explode("by_replication").copy()
-            key = next(key for key in headings.CAPACITIES if key in rows)
-            rows = rows.assign(**{key: rows["by_replication"], "figures": rows["by_replication"]})
-        else:
-            rows, omitted = select_runs(folder, text)
-            print_omitted(omitted)
-            rows = rows.assign(figures=rows["summary"].map(figures_text))
-        parts.append(rows.assign(source=str(folder)))
-    return with_replications(pd.concat(parts, ignore_index=True).copy())  # unlike columns make it fragmented
-
-
 class Pair(NamedTuple):
     """A label and the baseline that it is compared with.
 
-    same: both served the same requests.
+    same: both served the same requests. simulated: either is.
     results: by key, in the units of summary.json.
     """
 
     label: str
     over: str
     same: bool
+    simulated: bool
     results: Mapping[str, Compared]
 
     @property
     def number(self) -> int:
         """The replications that have the figure that most have; 1 if they are all equal."""
         return max(result.number for result in self.results.values())
+
+    def error(self, key: str) -> float:
+        """Returns the largest known error of such a ratio; 0 if none is known, or nothing is simulated."""
+        return ratio_error(key) if self.simulated else 0.0
 
     @property
     def shared(self) -> str:
@@ -181,11 +165,13 @@ def table_of(pairs: Sequence[Pair]) -> pd.DataFrame:
     results = [(pair, key, result) for pair in pairs for key, result in pair.results.items()]
     rows = []
     for (pair, key, result), p_holm in zip(results, holm([result for *_, result in results]), strict=True):
+        names = {"label": pair.label, "over": pair.over, "settings": pair.shared, "figure": key}
+        heading, error = headings.heading_of(key), pair.error(key) or math.nan
         ratio = dict(zip(("ratio", "ratio_low", "ratio_high"), result.ratio, strict=True))
         difference = dict(zip(("difference", "difference_low", "difference_high"), result.difference, strict=True))
         facts = {"p": result.p, "p_holm": p_holm, "apart": result.significant, "paired": result.paired}
-        names = {"label": pair.label, "over": pair.over, "settings": pair.shared, "figure": key}
-        rows.append({**names, **ratio, **difference, **facts, "replications": result.number})
+        more = {"replications": result.number, "unit": heading.unit, "better": heading.better, "ratio_error": error}
+        rows.append({**names, **ratio, **difference, **facts, **more})
     return pd.DataFrame(rows)
 
 
@@ -242,6 +228,7 @@ def _counterpart(first: pd.DataFrame, other: pd.DataFrame, group: pd.DataFrame) 
 
 def _pair(first: pd.DataFrame, second: pd.DataFrame, keys: Sequence[str]) -> Pair:
     label, over = str(second["label"].iloc[0]), str(first["label"].iloc[0])
+    simulated = any(summary["about"]["simulated"] for rows in (first, second) for summary in rows["summary"])
     same, results = bool(first["served"].iloc[0] == second["served"].iloc[0]), {}
     equal = first["figures"].nunique() == second["figures"].nunique() == 1
     for key in keys:
@@ -252,7 +239,7 @@ def _pair(first: pd.DataFrame, second: pd.DataFrame, keys: Sequence[str]) -> Pai
             results[key] = result.alone() if equal else result
     if not results:
         raise ConfigError(f"compare: {label} over {over}: no figure in common; give runs of one kind")
-    return Pair(label, over, same, results)
+    return Pair(label, over, same, simulated, results)
 
 
 def _blocks(pairs: Sequence[Pair]) -> list[str]:
@@ -286,14 +273,17 @@ def _text(pairs: Sequence[Pair], several: bool) -> str:
             if key in pair.results:
                 names = [pair.short(pair.label)] if others else []
                 result = pair.results[key].scaled(heading.factor)
-                texts = intervals_text(result, heading.limits[1]) if first.number > 1 else values_text(result)
+                texts = values_text(result)
+                if first.number > 1:
+                    texts = intervals_text(result, heading.limits[1], pair.error(key))
                 if result.number < pair.number:
                     texts[-1] += f"; {result.number} replications have it"
                 rows.append([heading.text, *names, heading.better, *texts])
     heads = ["figure", *["run"] * bool(others), "better", "ratio", "difference", "remark"][: len(rows[0])]
     disagreement = any(disagree(result) for pair in pairs for result in pair.results.values())
-    below = _WHICH_DECIDES if disagreement else ONE_REPLICATION * (first.number < 2)
-    return "\n".join(filter(None, [title, tabulate(rows, heads, disable_numparse=True), below]))
+    small = _BELOW * any("; below " in row[-1] for row in rows)
+    below = [small, _WHICH_DECIDES if disagreement else ONE_REPLICATION * (first.number < 2)]
+    return "\n".join(filter(None, [title, tabulate(rows, heads, disable_numparse=True), *below]))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ A simulated result counts as measured only if every entry that it uses was measu
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -42,6 +42,7 @@ _ENDS = AfterValidator(lambda values: (min(values), max(values)) if values else 
 class Compared:
     """Real runs in one loop, and the largest relative error of their simulation in each figure, such as "TTFT P99".
 
+    largest_error_of_ratios: of the figures of two policies that one card served with equal arrivals; empty: no such pair.
     batches, loads: the smallest and largest limit of requests per iteration, and share of the highest rate that the policy
         sustains; empty: not stated.
     runs, cards: their numbers. see: the command or page with all errors.
@@ -54,6 +55,7 @@ class Compared:
     cards: Annotated[int, whole(1, unit="number of cards")]
     date: str
     see: str
+    largest_error_of_ratios: Mapping[str, NotNegative] = field(default_factory=dict)
     batches: Annotated[tuple[int, ...], _ENDS] = ()
     loads: Annotated[tuple[float, ...], _ENDS] = ()
 

@@ -86,7 +86,11 @@ def show(hardware: str) -> None:
     print(*(f"{number}  {origin}" for number, origin in enumerate(origins, 1)), sep="\n", end="\n\n")
     for loop, known in profile.compared.items():
         print(f"{known.text}; runs: {known.runs}, cards: {known.cards}; {known.date}; {known.see}")
-        print(tabulate([[name, f"{error:.1%}"] for name, error in known.largest_error.items()], tablefmt="plain"))
+        kinds = {"largest error": known.largest_error, "of ratios": known.largest_error_of_ratios}
+        rows = [
+            [name, *(f"{of[name]:.1%}" if name in of else "" for of in kinds.values())] for name in known.largest_error
+        ]
+        print(tabulate(rows, ["", *kinds], disable_numparse=True))
         print(f"printed for models: {', '.join(known.models)}; loop: {loop}; GPUs: {known.gpus}", end="\n\n")
     print(f"other models, loops and GPUs: {profile.error}")
 

@@ -1,8 +1,14 @@
 """The conditions under which a profile's error was established, and the runs outside them."""
 
 import fnmatch
+import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
+
+from cbatch.sim import load_profile
+from cbatch.sim.profile_file import profile_names
+from experiments.report.headings import LATENCIES
 
 About = Mapping[str, Any]  # the part `about` of a summary
 
@@ -57,6 +63,21 @@ def beyond_text(abouts: Iterable[About]) -> str:
         most = f"{max(waiting):,.0f} requests waiting on average until the last arrival"
         texts.append(f"overload{several(len(waiting))}, {'at most ' * (len(known) > 1)}{most}")
     return f"outside the conditions of that error: {'; '.join(texts)}" if texts else ""
+
+
+def ratio_error(key: str) -> float:
+    """Returns the largest error of the simulated ratio of two policies in a figure of summary.json, rounded up to whole percents; 0 if none is stated."""
+    group, _, rank = key.rpartition(".")
+    name = LATENCIES.get(group.rpartition(".")[2], ("",))[0]
+    return math.ceil(100 * _ratio_errors().get(f"{name} {rank.replace('p', 'P')}", 0)) / 100
+
+
+@cache
+def _ratio_errors() -> Mapping[str, float]:
+    """Returns the largest errors of ratios in the shipped profiles, of one GPU in the asynchronous loop, of which there are enough pairs."""
+    profiles = [load_profile(name).compared.get("async") for name in profile_names()]
+    stated = [item for of in profiles if of for item in of.largest_error_of_ratios.items()]
+    return dict(sorted(stated, key=lambda item: item[1]))  # of equal names the largest
 
 
 def is_overloaded(about: About) -> bool:

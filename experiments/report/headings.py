@@ -35,6 +35,12 @@ class Heading(NamedTuple):
         return (0.0, 100.0) if self.kind == "share" else (-math.inf, math.inf)
 
     @property
+    def unit(self) -> str:
+        """The unit in summary.json; of counts and rates their name."""
+        unit = self.text.partition("[")[2].removesuffix("]") or self.text
+        return "share" if self.factor == 100 else unit.removeprefix("m" * (self.factor == 1e3))
+
+    @property
     def on_axis(self) -> str:
         """The text on an axis."""
         return self.axis or self.text

@@ -226,16 +226,18 @@ def values_text(compared: Compared) -> list[str]:
     return ["-" if math.isnan(ratio) else f"{ratio:.4g}x", "+" * (difference > 0) + format_number(difference)]
 
 
-def intervals_text(compared: Compared, most: float = math.inf) -> list[str]:
+def intervals_text(compared: Compared, most: float = math.inf, error: float = 0.0) -> list[str]:
     """Returns the ratio and the difference with their intervals, and whether the difference is significant.
 
     most: the largest difference that there can be, as between shares; the ends of its interval are cut there.
+    error: of simulated ratios; the remark says if the difference is smaller.
     """
     ratio, difference = values_text(compared)
     ends = [f"{end:.4g}" for end in compared.ratio[1:]]
     low, high = (format_number(min(max(end, -most), most)) for end in compared.difference[1:])
     ratio += f" [{', '.join(ends)}]" * (ratio != "-")
     remark = "significant" if compared.significant else not_significant(compared)
+    remark += f"; below {error:.0%}" * (compared.significant and abs(compared.ratio[0] - 1) < error)
     return [ratio, f"{difference} [{low}, {high}]", remark]
 
 

@@ -37,6 +37,7 @@ from reproduction.validation.compare import (
     speed_of,
     tables_of,
 )
+from reproduction.validation.ranking import ratio_errors
 from reproduction.validation.report import show
 from reproduction.validation.runs import ServedRun, figures
 from reproduction.validation.stored import pool, stored_runs
@@ -140,6 +141,7 @@ def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:
             "cards": len({origin.get("card", number) for number, origin in enumerate(result["measured"])}),
             "date": today(),
             "see": command,
+            "largest_error_of_ratios": ratio_errors([result])["largest"].round(4).to_dict(),
             "batches": batches,
             "loads": loads,
         }

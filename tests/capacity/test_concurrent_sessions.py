@@ -17,10 +17,11 @@ from cbatch import ConfigError, Request
 from experiments.capacity import __main__ as command
 from experiments.capacity.search import LEAST
 from experiments.capacity.simulation import _while_full
-from experiments.compare import pairs_of, read_replications
+from experiments.compare import pairs_of
 from experiments.run import main
 from experiments.settings.compose import compose
 from experiments.settings.construct import construct
+from experiments.store.replications import read_replications
 from experiments.trials.replications import at_a_time
 
 

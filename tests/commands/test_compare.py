@@ -16,9 +16,14 @@ from hand_made import ABOUT, write_run
 from in_process import outcome
 
 from cbatch import ConfigError
-from experiments.compare import main, pairs_of, read_replications, report, table_of
+from experiments.compare import main, pairs_of, report, table_of
+from experiments.report.conditions import ratio_error
 from experiments.report.intervals import Compared, compare, holm, holm_text
 from experiments.report.text import disagree
+from experiments.store.replications import read_replications
+
+ROOT = Path(__file__).parents[2]
+OUTSIDE = {"iterations_outside_measured_range": 0}
 
 T4 = 2.7764
 """Standard errors of an interval with 4 degrees of freedom."""
@@ -110,6 +115,51 @@ def rows(label: str, values: Sequence[float], served: str = "w", others: str = "
 
 def compared(*things: pd.DataFrame, baseline: str = "") -> str:
     return report(pd.concat(things, ignore_index=True), ["metric"], baseline)
+
+
+@pytest.mark.parametrize(
+    ("key", "ratio", "simulated", "remark"),
+    [
+        ("tpot_seconds.p99", 1.058, True, "significant; below 10%"),
+        ("tpot_seconds.p99", 0.92, True, "significant; below 10%"),
+        ("tpot_seconds.p99", 1.11, True, "significant"),
+        ("tpot_seconds.p99", 1.058, False, "significant"),
+        ("clients.a.b.ttft_seconds.mean", 1.06, True, "significant; below 7%"),
+        ("run.seconds", 1.01, True, "significant"),
+    ],
+)
+def test_a_significant_difference_below_the_error_of_simulation_says_so(
+    key: str, ratio: float, simulated: bool, remark: str
+) -> None:
+    """TPOT P99 from 10% on, mean TTFT from 7%, as docs/hardware-profiles.md says; no error of other figures is known, and none of measured runs."""
+    *_, name = groups = key.rpartition(".")
+    about = {**ABOUT, "simulated": simulated, "execution": {"profile": "h200", "error": "", **OUTSIDE}}
+    summaries = [{"about": about, groups[0]: {name: 0.0}}] * 3
+    both = [
+        rows(label, [20.0, 20.1, 19.9]).assign(
+            summary=summaries, **{key: [factor * value for value in (20.0, 20.1, 19.9)]}
+        )
+        for label, factor in (("a", 1.0), ("b", ratio))
+    ]
+    pairs = pairs_of(pd.concat(both, ignore_index=True), [key])
+    text = report(pd.concat(both, ignore_index=True), [key])
+    assert f"]  {remark}\n" in text and ("hardware-profiles.md" in text) == ("below" in remark)
+    [row] = table_of(pairs).to_dict("records")
+    stated = (
+        {"tpot_seconds.p99": 0.1, "clients.a.b.ttft_seconds.mean": 0.07}.get(key, math.nan) if simulated else math.nan
+    )
+    assert (row["unit"], row["better"]) == ("s", "lower") and row["ratio_error"] == pytest.approx(stated, nan_ok=True)
+
+
+def test_the_errors_of_ratios_are_those_of_the_document() -> None:
+    lines = (ROOT / "docs" / "hardware-profiles.md").read_text().partition("So do not rely")[2].splitlines()
+    stated = {
+        cells[0]: cells[1:] for line in lines if len(cells := [cell.strip() for cell in line.split("|")[1:-1]]) == 5
+    }
+    for group in ("ttft", "tbt", "tpot", "end_to_end"):
+        name = {"end_to_end": "end-to-end latency"}.get(group, group.upper())
+        ranks = ("mean", "p50", "p90", "p99")
+        assert [f"{ratio_error(f'{group}_seconds.{rank}'):.0%}" for rank in ranks] == stated[name]
 
 
 @pytest.mark.parametrize(

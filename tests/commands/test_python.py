@@ -16,8 +16,9 @@ from commands import command
 from cbatch import CachedBlock, CbatchError, Eviction, Plan, Request, View
 from cbatch.cluster import LeastLoaded
 from experiments.api import capacity, compare, plot, serve, simulate
-from experiments.compare import pairs_of, read_replications, table_of
+from experiments.compare import pairs_of, table_of
 from experiments.setup.earlier_runs import EarlierRuns
+from experiments.store.replications import read_replications
 from experiments.store.tables import read_requests, read_steps
 from experiments.workloads import GammaArrivals, OpenLoop, UniformLengths
 from policies.chunking import Fixed, TileAligned

@@ -13,9 +13,10 @@ from hand_made import write_run
 from matplotlib.axes import Axes
 
 from cbatch import ConfigError
-from experiments.compare import pairs_of, read_replications
+from experiments.compare import pairs_of
 from experiments.plots import composition, curves, latency_cdf, series, tradeoff
 from experiments.plots.style import Look
+from experiments.store.replications import read_replications
 
 T1 = 12.7062
 """Standard errors that the interval of a mean of two values reaches to each side."""

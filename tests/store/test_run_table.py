@@ -12,11 +12,12 @@ from hand_made import ABOUT, make_record, make_summary, write_run
 
 from cbatch import SLO
 from experiments import plot
-from experiments.compare import read_replications, report
+from experiments.compare import report
 from experiments.plots import curves, latency_cdf
 from experiments.report.headings import COLUMNS, MORE_COLUMNS
 from experiments.report.intervals import few_text, mean_of
 from experiments.settings.overrides import with_seeds
+from experiments.store.replications import read_replications
 from experiments.store.runs import ONE_REPLICATION, Omitted, frame_of, run_table
 
 SHOWN = {
