@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ from policies.sarathi_serve import SarathiServe
 from policies.vllm_v1 import VllmV1
 
 KIMI = [0.83, 0.60, 0.45, 0.36, 0.22, 0.16, 0.09, 0.06]
+POLICIES = [Orca(), VllmV1(32), SarathiServe(FixedChunk(16)), Joint(tbt=0.02, most=32)]
 RULES = [Fixed(0), Fixed(1), Fixed(8), Table(), Adaptive(), Ema(), ThroughputAware((1, 3)), Goodput()]
 
 
@@ -85,10 +87,7 @@ def with_rule(rule: DraftingRule) -> Policy:
     return WithDrafts(SarathiServe(FixedChunk(16)), rule)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=repr)
-@pytest.mark.parametrize(
-    "policy", [Orca(), VllmV1(32), SarathiServe(FixedChunk(16)), Joint(tbt=0.02, most=32)], ids=repr
-)
+@pytest.mark.parametrize(("policy", "rule"), [*zip(cycle(POLICIES), RULES + RULES[1:], strict=False)], ids=repr)
 def test_lengths_are_those_without_drafts(policy: Policy, rule: DraftingRule) -> None:
     """A KV cache of 50 blocks forces preemptions while drafts are in flight."""
     record = run(WithDrafts(policy, rule), SurvivalsDrafter(KIMI), num_blocks=50)

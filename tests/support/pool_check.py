@@ -1,5 +1,8 @@
 """What holds of a pool of named blocks at any moment."""
 
+from collections import Counter
+from itertools import chain
+
 import numpy as np
 
 from cbatch.kv import PrefixPool
@@ -9,12 +12,12 @@ def check_pool(pool: PrefixPool) -> None:
     """Each block is in one place, references are counted, names and blocks agree both ways, and the names are closed."""
     tables = [pool.tables[row, : pool.held_by(row)].tolist() for row in range(len(pool.room))]
     assert all(len(set(table)) == len(table) for table in tables)
-    live = [block for table in tables for block in table]
-    leaving = [block for released in pool._retiring.values() for blocks in released for block in blocks.tolist()]
-    assert pool.live.tolist() == [live.count(block) for block in range(pool.num_blocks)]
-    assert pool.leaving.tolist() == [leaving.count(block) for block in range(pool.num_blocks)]
-    retiring = set(leaving) - set(live)
-    assert sorted([*pool._blank, *pool._cached, *set(live), *retiring]) == list(range(pool.num_blocks))
+    live = Counter(block for table in tables for block in table)
+    leaving = Counter(chain.from_iterable(blocks.tolist() for blocks in chain.from_iterable(pool._retiring.values())))
+    assert pool.live.tolist() == [live[block] for block in range(pool.num_blocks)]
+    assert pool.leaving.tolist() == [leaving[block] for block in range(pool.num_blocks)]
+    retiring = leaving.keys() - live
+    assert sorted([*pool._blank, *pool._cached, *live.keys(), *retiring]) == list(range(pool.num_blocks))
     assert pool.num_free == len(pool._blank) + len(pool._cached)
     assert (pool.num_retiring, pool.num_cached) == (len(retiring), len(pool._cached))
     for rows in (np.arange(len(tables))[start::step] for step in (1, 2, 3) for start in range(step)):
@@ -25,7 +28,7 @@ def check_pool(pool: PrefixPool) -> None:
     assert not {block for _, block in named} & set(pool._blank)
     before = {(name, previous) for name, block in named if (previous := pool._before[block]) is not None}
     assert all(previous in pool for _, previous in before)
-    assert pool._num_successors == {name: sum(name == other for _, other in before) for name in {b for _, b in before}}
+    assert pool._num_successors == dict(Counter(previous for _, previous in before))
     for row, table in enumerate(tables):
         named_here = [pool._hashes[block] is not None for block in table]
         assert named_here == [place < pool.num_hashed[row] for place in range(len(table))]
