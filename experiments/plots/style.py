@@ -256,7 +256,8 @@ def _fit_labels(figure: Figure, may_break: bool) -> None:
     may_break: whether there is width for more lines, which a figure of a given size lacks.
     """
     with warnings.catch_warnings(action="ignore"):  # `save` refuses a figure without room
-        figure.draw_without_rendering()
+        if engine := figure.get_layout_engine():
+            engine.execute(figure)
     for panel in figure.axes:
         label = panel.yaxis.label
         if (share := panel.bbox.height / max(label.get_window_extent().height, 1)) < 1:
