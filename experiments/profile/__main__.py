@@ -10,7 +10,7 @@
 `python -m experiments.profile cpu model=NAME` measures this machine's CPU in seconds, for policies that read `view.cost`. The keys
 are those of the model in `experiments.run`; without keys the model is that of backend=cpu. The profile is kept in ~/.cache/cbatch.
 
-`python -m experiments.profile card` measures how fast this card is against the profile of its kind, in less than a minute: factors of
+`python -m experiments.profile card` measures how fast this card is against the profile of its kind, in one to two minutes: factors of
 iterations with prompts, of decodes alone, and of the host's launches without a graph. Runs with hardware=FILE are then predicted for this card.
 
     hardware     the profile; by default that of the card's kind      model  a model of the profile; default llama-3.1-8b
