@@ -43,8 +43,9 @@ class Compared:
     """Real runs in one loop, and the largest relative error of their simulation in each figure, such as "TTFT P99".
 
     largest_error_of_ratios: of the figures of two policies that one card served with equal arrivals; empty: no such pair.
-    batches, loads: the smallest and largest limit of requests per iteration, and share of the highest rate that the policy
-        sustains; empty: not stated.
+    batches, loads: the smallest and largest limit of requests per iteration, and rate over the requests per second that sarathi_serve
+        served when all came at once (the capacity); empty: not stated.
+    shares_of_bound: the smallest and largest rate over B3, the bound of any policy, which is higher; `workload.load` is such a share.
     runs, cards: their numbers. see: the command or page with all errors.
     """
 
@@ -58,15 +59,16 @@ class Compared:
     largest_error_of_ratios: Mapping[str, NotNegative] = field(default_factory=dict)
     batches: Annotated[tuple[int, ...], _ENDS] = ()
     loads: Annotated[tuple[float, ...], _ENDS] = ()
+    shares_of_bound: Annotated[tuple[float, ...], _ENDS] = ()
 
     @property
     def text(self) -> str:
-        """Returns "largest error: mean 8%, P50 28%, P90 14%, P99 24%; batch 48, load 70-90%"."""
+        """Returns "largest error: mean 8%, P50 28%, P90 14%, P99 24%; batch 48, load 70-90% of capacity"."""
         sizes = {end: [size for name, size in self.largest_error.items() if name.endswith(end)] for end in STATISTICS}
         errors = ", ".join(f"{end} {max(found):.0%}" for end, found in sizes.items() if found)
         conditions = [f"batch {_span(self.batches)}"] if self.batches else []
         if self.loads:
-            conditions.append(f"load {_span([round(100 * load) for load in self.loads])}%")
+            conditions.append(f"load {_span([round(100 * load) for load in self.loads])}% of capacity")
         return "; ".join(filter(None, (f"largest error: {errors}", ", ".join(conditions))))
 
 

@@ -44,7 +44,7 @@ _SETTINGS = {
     **dict.fromkeys(("workload.arrivals.rate", "workload.rate"), "rate of arrivals, as set [1/s]"),
     "workload.length": "length of a request [tokens]",
     "workload.sessions": "sessions at a time",
-    "workload.load": "offered load [share of capacity]",
+    "workload.load": "offered rate [share of the bound B3]",
     "batch": "largest batch [requests]",
     "max_running": "requests admitted at once",
     "chunk": "chunk [tokens]",

@@ -35,7 +35,8 @@ def _uses(about: About, name: str) -> bool:
 def beyond_text(abouts: Iterable[About]) -> str:
     """Counts simulated runs whose batch or load is outside the range of the profile's error, and those that use `_NOT_COMPARED`; empty if none.
 
-    The load is known only with `workload.load`; requests that are queued from the start have none.
+    The load is known only with `workload.load`, a share of B3, and compared with `Compared.shares_of_bound`; its `loads` are
+    shares of what a policy serves, which is less. Requests that are queued from the start have no load.
     """
     known = [about for about in abouts if about["simulated"] and about["execution"].get("compared")]
     waiting = [about["mean_waiting"] for about in known if is_overloaded(about)]
@@ -44,17 +45,23 @@ def beyond_text(abouts: Iterable[About]) -> str:
         return "" if number == len(known) else f" in {number} of {len(known)} runs"
 
     texts = []
-    for name, key, form in (("batch", "batches", "d"), ("load", "loads", ".0%")):
-        found = []
+    for name, key, form in (("batch", "batches", "d"), ("load", "shares_of_bound", ".0%")):
+        found, compared = [], set[str]()
         for about in known:
             values = {of.get(name) for of in [*(pool["limits"] for pool in _pools(about)), about.get("load") or {}]}
-            ends = about["execution"]["compared"][key]
+            ends = about["execution"]["compared"].get(key)
             if outside := {value for value in values if value and ends and not ends[0] <= value <= ends[1]}:
                 found.append(outside)
+                compared.add(" to ".join(dict.fromkeys(format(end, form) for end in ends)))
         if found:
             each = [format(value, form) for value in sorted(set().union(*found))]
             shown = ", ".join(each) if len(each) <= 3 else f"{each[0]} to {each[-1]}"
-            texts.append(f"{name} {shown}{several(len(found))}")
+            text = (
+                f"{name} {shown}"
+                if name == "batch"
+                else f"offered rate {shown} of B3 (compared: {' and '.join(sorted(compared))})"
+            )
+            texts.append(f"{text}{several(len(found))}")
     using = {name: sum(_uses(about, name) for about in known) for name in _NOT_COMPARED}
     texts += [f"{name}{several(number)}" for name, number in using.items() if number]
     if queued := sum(bool(about.get("queued")) for about in known):

@@ -22,7 +22,7 @@ from reproduction.validation import fidelity, stored
 from reproduction.validation import runs as runs_file
 from reproduction.validation.__main__ import main
 from reproduction.validation.cases import CASES, POLICIES, SERVE, Case, chosen_cases, workload
-from reproduction.validation.compare import compare, cost_of, pair, scaled, within_bars
+from reproduction.validation.compare import compare, cost_of, pair, scaled, share_of_bound, within_bars
 from reproduction.validation.ranking import pairs, ratio_errors
 from reproduction.validation.runs import ServedRun
 from reproduction.validation.serve import serve
@@ -88,6 +88,20 @@ def test_what_behaves_as_the_profile_says_is_simulated_without_error(case: Case,
         assert low <= found["error"]["total time"] <= high
         if case is QUEUED:  # one iteration after the other: all take that much more or less
             assert (low, high) == (pytest.approx(-0.01, rel=0.1), pytest.approx(0.01, rel=0.1))
+
+
+def test_the_share_of_the_bound_is_below_that_of_what_a_policy_serves(trace: str) -> None:
+    """40 requests, 20 per second: 20 over the rate at which the policy serves them is more than 20 over B3. Half as fast is half the share."""
+    profile = load_profile("h200")
+    [queued] = runs_of(QUEUED, trace, simulated_machine(), ("orca",))
+    fast, slow = (
+        replace(queued, columns={**queued.columns, "request.arrival": np.arange(40) * step})
+        for step in (50_000, 100_000)
+    )
+    share = share_of_bound(fast, profile)
+    assert share is not None and 0 < share < 20 / (40 / queued.figures["total time"])
+    assert share_of_bound(slow, profile) == pytest.approx(share / 2)
+    assert share_of_bound(queued, profile) is None
 
 
 def test_the_order_of_events_and_the_cost_model_are_told_apart(trace: str) -> None:

@@ -1,6 +1,7 @@
 """Simulates real runs again and compares the figures."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -9,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch import BatchShape, KVSize, Limits, ModelSpec, Request, RunRecord, Server
+from cbatch.bounds import Bounds, minorants_of
 from cbatch.model.topology import Topology
+from cbatch.results.summary import offered_rate
 from cbatch.sim import Profile, ProfileCost, SimExecutor
 from cbatch.sim.links import Links
 from cbatch.sim.measured import HostTimes
@@ -79,13 +82,25 @@ def pair(run: ServedRun, profile: Profile) -> Pair:
 def simulate(run: ServedRun, profile: Profile, requests: Sequence[Request] | None = None) -> RunRecord:
     """Simulates the same requests, or others, under the same policy and limits, in the same loop."""
     asynchronous = run.settings.get("loop", "async") == "async"
-    settings = run.settings
-    limits = Limits(settings["batch"], settings["max_tokens"], settings["longest"], tile=settings["tile"])
-    kv = KVSize(settings["num_blocks"], settings["block_size"])
+    settings, (limits, kv) = run.settings, _sizes(run)
     gpus = settings.get("tensor_parallel", 1)
     server = simulated_server(profile, load_spec(settings["model"]), limits, kv, asynchronous, gpus)
     asked = run.requests() if requests is None else requests
     return server.serve(make_policy(settings["policy"]), asked, asynchronous=asynchronous)
+
+
+def share_of_bound(run: ServedRun, profile: Profile) -> float | None:
+    """Returns the rate of a run's arrivals over B3, the share that `workload.load` states; None if all requests arrive at once."""
+    requests, (limits, kv) = run.requests(), _sizes(run)
+    if math.isnan(rate := offered_rate(requests)):
+        return None
+    return rate / Bounds(requests, minorants_of(cost_of(run, profile), limits), limits, kv.num_tokens).rate
+
+
+def _sizes(run: ServedRun) -> tuple[Limits, KVSize]:
+    settings = run.settings
+    limits = Limits(settings["batch"], settings["max_tokens"], settings["longest"], tile=settings["tile"])
+    return limits, KVSize(settings["num_blocks"], settings["block_size"])
 
 
 def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
@@ -103,6 +118,7 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
             "gpus": run.settings.get("tensor_parallel", 1),
             "loop": run.settings.get("loop", "async"),
             "load": run.settings.get("load"),
+            "share_of_bound": share_of_bound(run, profile),
             "requests": len(run.columns["request.prompt"]),
             "measured": dict(run.figures),
             "simulated": simulated,

@@ -142,12 +142,15 @@ def test_early_turns_are_those_before_the_answer_in_their_prompt() -> None:
 
 
 def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> None:
-    """For other batches or loads than the compared ones, and where more requests wait than may run."""
+    """For other batches or shares of B3 than the compared ones, and where more requests wait than may run.
+
+    `workload.load` is a share of B3, and `loads` are shares of what a policy serves, which is less: 45% of B3 may be 70% of it.
+    """
 
     def of(
         batch: int, waiting: float = 0.0, compared: tuple[int, ...] = (16, 128), load: float | None = None
     ) -> dict[str, Any]:
-        about = simulated(compared={"batches": [*compared], "loads": [0.45, 0.9]})
+        about = simulated(compared={"batches": [*compared], "loads": [0.6, 0.7], "shares_of_bound": [0.45, 0.9]})
         known = load and {"load": load, "rate": 3.0}
         return {**about, "limits": {"batch": batch}, "mean_waiting": waiting, "load": known}
 
@@ -164,8 +167,13 @@ def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> N
     queued = {**of(64), "queued": True}
     assert beyond_text([queued]) == "outside the conditions of that error: all requests queued from the start"
     assert beyond_text([queued, of(64)]).endswith(": all requests queued from the start in 1 of 2 runs")
-    assert beyond_text([of(64, load=0.2)]) == "outside the conditions of that error: load 20%"
-    assert beyond_text([of(64, load=0.2), of(64), of(64, load=0.95)]).endswith(": load 20%, 95% in 2 of 3 runs")
+    assert (
+        beyond_text([of(64, load=0.2)])
+        == "outside the conditions of that error: offered rate 20% of B3 (compared: 45% to 90%)"
+    )
+    assert beyond_text([of(64, load=0.2), of(64), of(64, load=0.95)]).endswith(
+        ": offered rate 20%, 95% of B3 (compared: 45% to 90%) in 2 of 3 runs"
+    )
     assert beyond_text([of(number) for number in (4, 8, 256, 512)]).endswith(": batch 4 to 512")
     assert beyond_text([of(8), of(8), of(256), of(64, waiting=65.0), of(64, waiting=1000.0)]) == (
         "outside the conditions of that error: batch 8, 256 in 3 of 5 runs; "

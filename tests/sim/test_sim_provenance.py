@@ -110,8 +110,8 @@ def test_an_error_is_stated_only_where_it_was_established(
     profile = load_profile("h200")
     found = ProfileCost(profile, load_spec(model), topology).provenance(asynchronous)
     texts = {
-        "async": "largest error: mean 8%, P50 15%, P90 34%, P99 67%; batch 32-128, load 45-90%",
-        "async, 2 GPUs": "largest error: mean 7%, P50 4%, P90 11%, P99 17%; batch 48, load 70-90%",
+        "async": "largest error: mean 8%, P50 15%, P90 34%, P99 67%; batch 32-128, load 45-90% of capacity",
+        "async, 2 GPUs": "largest error: mean 7%, P50 4%, P90 11%, P99 17%; batch 48, load 70-90% of capacity",
     }
     assert found["error"] == texts.get(compared, NOT_COMPARED)
     assert found["compared"] == (asdict(profile.compared[compared]) if compared else {})
@@ -154,7 +154,7 @@ def test_each_loop_states_its_own_error() -> None:
         profile.compared["async"], largest_error={"TTFT mean": 0.08, "TBT P90": 0.11}, batches=(48, 48), loads=(0.75,)
     )
     both = replace(profile, compared={**profile.compared, "sync": sync})
-    assert sync.text == "largest error: mean 8%, P90 11%; batch 48, load 75%"
+    assert sync.text == "largest error: mean 8%, P90 11%; batch 48, load 75% of capacity"
     assert both.error_of(LLAMA_8B, Topology(), asynchronous=False) == sync
     stated = ProfileCost(replace(profile, compared={}, error="within 5%"), LLAMA_8B)
     errors = [stated.provenance(True, own_host=own_host)["error"] for own_host in (False, True)]
