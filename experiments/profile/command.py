@@ -164,12 +164,10 @@ def measure_cpu(report: Report, *keys: str) -> Path:
             earlier.replace(path)
         raise
     earlier.unlink(missing_ok=True)
-    median, most = float(np.median(errors)), float(errors.max())
-    stated = f"{len(errors)} batches of this measurement: {median:.0%} off (median), {most:.0%} at most"
-    write_text(path, profile_text(make_profile(profile_content(read_profile(path)) | {"error": stated})))
+    write_text(path, profile_text(make_profile(profile_content(read_profile(path)) | {"error": _error_text(errors)})))
     report(f"written: {path}")
-    if median > _DISTURBED:
-        report(f"warning: predictions are off by {median:.0%} (median); measure again while nothing else runs")
+    if (median := np.median(errors)) > _DISTURBED:
+        report(f"warning: predictions are {median:.1%} off (median); measure again while nothing else runs")
     return path
 
 
@@ -278,10 +276,15 @@ def _compare(cost: ProfileCost, measured: dict[Batch, float], between: list[Batc
     errors = {batch: cost.predict(batch.shape()) / seconds - 1 for batch, seconds in measured.items()}
     for batch in between:
         report(f"between: {batch.shape()}: measured {measured[batch] * 1e3:.3f} ms, predicted {errors[batch]:+.1%}")
-    inside = np.abs([error for batch, error in errors.items() if batch not in between])
-    within = f"{np.median(inside):.2%} (median), {inside.max():.1%} at most"
-    report(f"{len(inside)} measured batches are predicted within {within}")
-    return np.abs([*errors.values()])
+    sizes = np.abs([*errors.values()])
+    report(_error_text(sizes))
+    return sizes
+
+
+def _error_text(errors: Errors) -> str:
+    return (
+        f"{len(errors)} batches of this measurement: {np.median(errors):.1%} off (median), {errors.max():.1%} at most"
+    )
 
 
 def _origin(command: str, options: dict[str, Any], hardware: str) -> str:

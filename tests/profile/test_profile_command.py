@@ -354,7 +354,9 @@ def test_the_command_measures_a_model_and_keeps_the_others(
     path.write_text(profile_text(before))
     assert main(["model=tiny", "backend=cpu", "batch=2,4", "max_tokens=64", "longest=128", f"output={path}"]) == 0
     printed = capsys.readouterr().out
-    assert "between: " in printed and "measured batches are predicted within" in printed
+    assert "between: " in printed and re.search(
+        r"batches of this measurement: [\d.]+% off \(median\), [\d.]+% at most\n", printed
+    )
     profile = load_profile(str(path))
     assert profile.models[SPEC.name] == before.models[SPEC.name] and set(profile.models) == {SPEC.name, "tiny"}
     assert profile.error == NOT_COMPARED and not profile.compared
