@@ -14,7 +14,7 @@ decide, such as the largest batch and whether drafts are proposed, is checked wh
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from logging import getLogger
@@ -23,14 +23,14 @@ from typing import Any
 
 import yaml
 
-from cbatch import BatchShape, ConfigError, CostFunction, CostModel, Policy
+from cbatch import ConfigError
 from cbatch.model.topology import Topology
 from cbatch.sim import ProfileCost
 from cbatch.sim.profile_file import profile_names
 from cbatch.validation import Switch, nearest, read
 from cbatch.vllm import Adapter
 from cbatch.vllm.settings import Mode
-from experiments.check.scenario import EVEN_COST, Arrival, Ending, PolicyHistory, Scenario, play
+from experiments.check.scenario import Ending, predicts, trial
 from experiments.settings.command_line import HELP, run
 from experiments.settings.compose import compose
 from experiments.settings.error_lines import one_line
@@ -117,7 +117,7 @@ def make_adapter(
         raise ConfigError(
             "drafting: vLLM proposes no drafts; give vllm --speculative-config too, or leave drafting out"
         )
-    if "model" not in values and _predicts(settings.policy):
+    if "model" not in values and predicts(settings.policy):
         raise ConfigError("model: is missing; the policy predicts iterations: give model=NAME and hardware=NAME")
     batch = settings.batch if "batch" in values else None
     recorder = None if keys.record is None or not records else _recorder(Path(keys.record), settings.composed)
@@ -134,24 +134,6 @@ def predictions(overrides: Sequence[str], batch: int) -> ProfileCost:
     if "model" not in values:
         raise ConfigError("model: is missing; give model=NAME, and hardware=NAME of a profile")
     return cost_model(settings.hardware, settings.model, max_batch=batch)
-
-
-def _predicts(policy: Callable[[], Policy]) -> bool:
-    """Returns whether the policy reads `view.cost`, from a trial, since vLLM's first request would be too late."""
-    shapes: list[BatchShape] = []
-
-    def predict(shape: BatchShape) -> float:
-        shapes.append(shape)
-        return 1e-3
-
-    _trial(policy, CostFunction(predict))
-    return bool(shapes)
-
-
-def _trial(policy: Callable[[], Policy], cost: CostModel = EVEN_COST) -> PolicyHistory:
-    """Returns what the policy does with three requests and room for all their tokens."""
-    arrivals = (Arrival(500, 3, 0), Arrival(900, 3, 0), Arrival(500, 3, 4))
-    return play(policy, Scenario(arrivals, 256, 1 << 16, 1024, 16, asynchronous=False), cost=cost)
 
 
 def _compose(
@@ -195,9 +177,12 @@ def _recorder(folder: Path, composed: Composed) -> DecisionsWriter:
 def _check() -> None:
     with variable() as overrides:
         adapter, policy = make_adapter(overrides, records=False), _compose(overrides)[2].policy
-        trial = _trial(policy)
-        if trial.ending not in (Ending.COMPLETE, Ending.REFUSED):  # vLLM's limits may suit a policy that refuses these
-            raise ConfigError(f"in a trial with three requests: {trial.why}")
+        history = trial(policy)
+        if history.ending not in (
+            Ending.COMPLETE,
+            Ending.REFUSED,
+        ):  # vLLM's limits may suit a policy that refuses these
+            raise ConfigError(f"in a trial with three requests: {history.why}")
     batch = "vLLM's batch" if adapter.batch is None else f"batch={adapter.batch}"
     print(f"{VARIABLE} can be used: {policy}, {batch}, vllm.mode={adapter.mode}")
 

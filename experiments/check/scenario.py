@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, partial
 
-from cbatch import CostFunction, CostModel, Eviction, KVSize, Limits, Policy, Request, Server
+from cbatch import BatchShape, CostFunction, CostModel, Eviction, KVSize, Limits, Policy, Request, Server
 from cbatch.arrivals import Listed
 from cbatch.described import name_of_class
 from cbatch.errors import CbatchError, ConfigError, OverCommitError, StallError
@@ -184,3 +184,21 @@ def _serve(
         problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
         ending, why = Ending.ILLEGAL, f"the engine failed ({problem}); a policy may change nothing but its own state"
     return PolicyHistory(scenario, decisions, ending, why, repeatable)
+
+
+def trial(policy: Callable[[], Policy], cost: CostModel = EVEN_COST) -> PolicyHistory:
+    """Returns what the policy does with three requests and room for all their tokens."""
+    arrivals = (Arrival(500, 3, 0), Arrival(900, 3, 0), Arrival(500, 3, 4))
+    return play(policy, Scenario(arrivals, 256, 1 << 16, 1024, 16, asynchronous=False), cost=cost)
+
+
+def predicts(policy: Callable[[], Policy]) -> bool:
+    """Returns whether the policy reads `view.cost` in a trial, before real requests wait or weights are loaded."""
+    shapes: list[BatchShape] = []
+
+    def predict(shape: BatchShape) -> float:
+        shapes.append(shape)
+        return 1e-3
+
+    trial(policy, CostFunction(predict))
+    return bool(shapes)

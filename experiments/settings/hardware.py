@@ -25,7 +25,7 @@ from experiments.store.provenance import slug, versions
 CPU = "cpu"
 
 
-class _UnmeasuredCost(ProfileCost):
+class UnmeasuredCost(ProfileCost):
     """Replaces the cost model of an unmeasured CPU. Predictions raise ConfigError."""
 
     def _tables(self, shape: BatchShape) -> NoReturn:
@@ -51,7 +51,7 @@ def cost_model(
     facts: dict[str, Any] = {"name": CPU, "hardware": cpu_name(), "source": "", "error": "not measured"}
     ceilings = Ceilings(1.0, 1.0, 1, dict.fromkeys(("float32", "float64"), 1.0))
     unknown = Profile(**facts, memory_bytes=memory_bytes(), ceilings=ceilings)
-    return _UnmeasuredCost(unknown, spec, topology, max_batch)
+    return UnmeasuredCost(unknown, spec, topology, max_batch)
 
 
 @lru_cache(maxsize=4)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from cbatch import CbatchError, ConfigError, KVSize, Limits, ModelSpec, Policy, Server
+from cbatch import BatchShape, CbatchError, ConfigError, KVSize, Limits, ModelSpec, Policy, Server
 from cbatch.drafts import NoDrafter
 from cbatch.errors import ProfileError
 from cbatch.facts import Facts
@@ -13,9 +13,10 @@ from cbatch.policy import check_policy
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
 from cbatch.sim.drafter import DraftPasses, SurvivalsDrafter
+from experiments.check.scenario import predicts
 from experiments.settings.backend import Backend, Pool
 from experiments.settings.batch import LEAST_ITERATION
-from experiments.settings.hardware import CPU
+from experiments.settings.hardware import CPU, UnmeasuredCost
 from experiments.settings.settings import Settings
 
 LARGEST_ITERATION = 32768  # tokens that `max_tokens=auto` does not exceed for a whole batch of prompts
@@ -112,10 +113,16 @@ def _in_pool(settings: Settings, pool: Pool) -> Settings:
 
 
 def check_profiles(settings: Settings) -> None:
-    """Raises CbatchError if a simulated pool's hardware has no profile, or its model cannot be divided as wanted, which settings decide alone."""
-    for name, pool in pools_of(settings).items() if settings.backend.simulated else ():
+    """Raises CbatchError if a simulated pool's hardware has no profile, or its model cannot be divided as wanted, which settings decide alone.
+
+    Also if the policy predicts iterations on a CPU that was not measured.
+    """
+    for name, pool in pools_of(settings).items():
         with _of_pool(name):
-            pool.backend.cost(pool.hardware, pool.model, pool.batch)
+            if pool.backend.simulated or pool.hardware == CPU:
+                cost = pool.backend.cost(pool.hardware, pool.model, pool.batch)
+                if isinstance(cost, UnmeasuredCost) and predicts(pool.policy):
+                    cost.predict(BatchShape())  # raises
 
 
 def set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str]) -> Setup:

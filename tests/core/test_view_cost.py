@@ -72,18 +72,19 @@ def on_h200() -> float:
 
 @pytest.mark.long
 def test_a_policy_that_asks_needs_a_measured_cpu(folder: Path) -> None:
-    """The run ends with one line that names the command; with its profile the same run succeeds."""
+    """The run ends with one line that names the command, before a model is built; with its profile the same run succeeds."""
     file, keys = cpu_profile(TINY), ("backend=cpu", *SMALL, ASKS, "output=a")
     ended = command("run", *keys, cwd=folder)
     assert ended.returncode == 2 and ended.stderr.count("\n") == 1 and not file.exists()
     assert "this machine's CPU was not measured with model=tiny; " in ended.stderr
+    assert not ended.stdout and not (folder / "a").exists()
     [measure] = re.findall(r"python -m experiments\.(profile cpu model=\w+)", ended.stderr)
     assert command(*measure.split(), cwd=folder).returncode == 0
     done = command("run", *keys, cwd=folder)
     assert done.returncode == 0
     profile = load_profile(str(file))
     assert f"view.cost predicts with profile {profile.name} ({profile.error})" in done.stdout.splitlines()
-    assert re.fullmatch(r"\d+ batches of this measurement: \d+% off \(median\), \d+% at most", profile.error)
+    assert re.fullmatch(r"\d+ batches of this measurement: [\d.]+% off \(median\), [\d.]+% at most", profile.error)
     (seconds,) = predicted(folder / "a")
     assert seconds > 4 * on_h200(), "two layers in Python take longer than a GPU's"
     written = json.loads(file.read_text())
@@ -155,8 +156,8 @@ def test_a_disturbed_measurement_of_the_cpu_warns_and_states_its_error(
 
     monkeypatch.setattr(profile_command, "_measure_model", measured)
     done = command("profile", "cpu", cwd=folder)
-    assert done.returncode == 0 and ("warning: predictions are off by 25% (median); " in done.stdout) == warns
-    off = f"{errors[1]:.0%} off (median), {errors[2]:.0%} at most"
+    assert done.returncode == 0 and ("warning: predictions are 25.0% off (median); " in done.stdout) == warns
+    off = f"{errors[1]:.1%} off (median), {errors[2]:.1%} at most"
     assert load_profile(str(cpu_profile(TINY))).error == f"3 batches of this measurement: {off}"
 
 
