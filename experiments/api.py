@@ -1,7 +1,7 @@
 """Runs policies from Python: the functions give the results of the commands `run`, `compare`, `capacity` and `plot`."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from numbers import Integral
@@ -213,11 +213,11 @@ def capacity(
     from experiments.settings.settings import read_as
 
     settings: Any = settings_of(policy, workload, keys, "capacity", partial(read_as, SearchSettings, SearchKeys))
+    settings = replace(settings, progress=settings.progress if "progress" in keys else "off")
     with TemporaryDirectory() as kept:
         summary = measure(settings, Path(kept) if output is None else _path(output), log=lambda line: None)
     figures = summary["capacity"]
-    value, low, high = capacity_of(figures)[0], figures["low"], figures["high"]
-    return Capacity(capacity_text(summary), summary, value, low, high)
+    return Capacity(capacity_text(summary), summary, capacity_of(figures)[0], figures["low"], figures["high"])
 
 
 def plot(name: str, folder: Folder, **keys: Any) -> "Figure":

@@ -17,7 +17,7 @@ Setting = Literal["on", "off", "auto"]
 _INTERVAL = 0.1  # seconds between updates of a bar
 _DELAY = 2.0  # seconds before a run's bar appears
 _BETWEEN_LINES = 30.0  # seconds between lines if stderr is no terminal, and before the first line
-_LAYOUT = "{n_fmt}/{total_fmt} requests |{bar}| {elapsed}, {remaining} left{postfix}"
+_LAYOUT = "{{n_fmt}}/{{total_fmt}} {} |{{bar}}| {{elapsed}}, {{remaining}} left{{postfix}}"
 
 
 class _Lines:
@@ -45,6 +45,13 @@ def bar(items: Iterable[Any] | None = None, *, delay: float, terminal: bool | No
     # no smoothing: tqdm's smoothed rate ignores the time of updates in which nothing ended
     made: tqdm[Any] = tqdm(items, miniters=0, smoothing=0, leave=False, **look)
     return made
+
+
+def progress_of(setting: Setting, items: Iterable[Any], number: int, noun: str) -> Iterable[Any]:
+    """Returns the items, whose number is shown as they come: as `progress` shows requests."""
+    if setting == "off" or not number:
+        return items
+    return bar(items, total=number, delay=_DELAY, terminal=setting == "on" or None, bar_format=_LAYOUT.format(noun))
 
 
 def memory_text() -> str:
@@ -88,7 +95,9 @@ class _Watch:
             return
         self._next = now + _INTERVAL
         if self.bar is None:
-            self.bar = bar(total=self._num_requests, terminal=self._terminal, delay=_DELAY, bar_format=_LAYOUT)
+            self.bar = bar(
+                total=self._num_requests, terminal=self._terminal, delay=_DELAY, bar_format=_LAYOUT.format("requests")
+            )
             self.bar.start_t = self.bar.last_print_t = self._start
         steps = engine.record.steps
         for step in steps[self._num_steps :]:

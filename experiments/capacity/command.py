@@ -117,7 +117,8 @@ def measure(
     if cores == "auto":  # without a bar, a launcher runs other searches beside this one
         cores = (os.cpu_count() or 1) if bar else 1
     work, others = partial(simulate, settings), settings.other_code == "keep"
-    with open_simulations(folder, **origin, simulate=work, cores=cores, other_code=others) as simulations:
+    shown: Any = {"other_code": others, "progress": settings.progress if bar else "off"}
+    with open_simulations(folder, **origin, simulate=work, cores=cores, **shown) as simulations:
         if simulations.outcomes:
             log(f"{len(simulations.outcomes)} simulations of an earlier search are kept")
         search = Search(goal, simulations, log)

@@ -18,6 +18,7 @@ from cbatch import CbatchError, ConfigError
 from cbatch.errors import ResultsError
 from experiments.capacity.search import TooFewError
 from experiments.capacity.simulation import Outcome
+from experiments.progress import Setting, progress_of
 from experiments.settings.command_line import end_with_the_parent
 from experiments.store.claim import LOCK, UNFINISHED, claimed, other_folder
 from experiments.store.run_folder import PLOTS, read_summary
@@ -51,19 +52,21 @@ class Simulations:
     """The simulations of a search: those that earlier processes kept, and new ones.
 
     file: each new one is appended. outcomes: by rate, replication, requests and warm-up. simulate: called with replication, rate,
-    requests and warm-up, in the pool's processes.
+    requests and warm-up, in the pool's processes. progress: as of a run, of the replications to the next estimate.
     """
 
     file: TextIO
     outcomes: dict[Any, Outcome]
     simulate: Callable[..., Outcome]
     pool: Executor | None
+    progress: Setting = "off"
 
     def __call__(self, pairs: Sequence[tuple[int, float]], requests: int, warmup: int) -> list[Outcome]:
         """Returns the outcomes for pairs of (replication, rate); simulates those that are not kept."""
         keys = [(rate, number, requests, warmup) for number, rate in pairs]
         new = [(key[1], key[0], requests, warmup) for key in keys if key not in self.outcomes]
-        for outcome in (self.pool.map if self.pool else map)(self.simulate, *zip(*new, strict=True)) if new else ():
+        made = (self.pool.map if self.pool else map)(self.simulate, *zip(*new, strict=True)) if new else ()
+        for outcome in progress_of(self.progress, made, len(new), "replications"):
             self.outcomes[outcome[:4]] = outcome
             self.file.write(json.dumps(outcome) + "\n")
             self.file.flush()
@@ -79,12 +82,13 @@ def open_simulations(
     *,
     cores: int,
     other_code: bool,
+    progress: Setting = "off",
 ) -> Iterator[Simulations]:
     """Claims the folder and opens its simulations, with those kept there if identity and code are the same.
 
     A search that ends before its first simulation, or with an error other than `TooFewError`, leaves nothing.
 
-    cores: processes that simulate; 1 is this process. other_code: whether simulations of other code are kept as well.
+    cores: processes that simulate; 1 is this process. other_code: whether simulations of other code are kept as well. progress: see `Simulations`.
     Raises ConfigError: the folder holds something else, or cannot be written; ClaimedError: another process writes to it.
     """
     others = {path.name for path in folder.iterdir()} - _FILES if folder.is_dir() else set()
@@ -102,7 +106,7 @@ def open_simulations(
             with path.open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(line) + "\n" for line in chain([head], kept.values()))
                 file.flush()
-                yield Simulations(file, kept, simulate, pool)
+                yield Simulations(file, kept, simulate, pool, progress)
         except OSError as error:
             if error.filename:
                 raise

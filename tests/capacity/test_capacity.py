@@ -1,6 +1,7 @@
 """Capacity: the rules by hand, and the command on curves that are known."""
 
 import gc
+import itertools
 import json
 import re
 import weakref
@@ -308,6 +309,27 @@ def test_what_can_be_gone_on_with_is_kept(folder: Path, monkeypatch: pytest.Monk
     assert "replications=" in run("replications=16")
     assert [path.name for path in Path("found").iterdir() if not path.name.startswith(".")] == ["simulations.jsonl"]
     assert "of an earlier search are kept" in run()
+
+
+@pytest.mark.parametrize(("shown", "lines"), [("auto", [2, 4]), ("off", [])])
+def test_a_search_in_a_pipe_prints_a_line_every_30_seconds(
+    shown: Any, lines: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Five replications of 16 s each: the second ends at 32 s, the fourth at 64 s."""
+    seconds = itertools.accumulate(itertools.repeat(16.0))
+    clock = [0.0]
+
+    def simulate(number: int, rate: float, requests: int, warmup: int) -> Outcome:
+        clock[0] = next(seconds)
+        return Outcome(rate, number, requests, warmup, 9, 10, 1.0, 0.5)
+
+    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
+    with open_simulations(tmp_path, {}, {}, simulate, cores=1, other_code=False, progress=shown) as simulations:
+        simulations([(number, 1.0) for number in range(5)], 10, 0)
+    printed = capfd.readouterr()
+    assert [line.partition(" |")[0] for line in printed.err.splitlines()] == [
+        f"{done}/5 replications" for done in lines
+    ]
 
 
 def test_simulations_that_fit_a_full_disk_are_kept(tmp_path: Path) -> None:
