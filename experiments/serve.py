@@ -183,7 +183,6 @@ def _result_of(
 ) -> Result:
     """Returns the result of a run that has ended; it holds no executor, whose weights may fill a GPU. tables: folder of a streamed run."""
     about, gathered = about_run(run), run.gathered
-    stated = about["utilisation"]
     served, ended, caches = gathered.served, gathered.ended, [engine.state.cache for engine in run.engine.engines]
     measures = {
         **vars(run.settings.metrics),
@@ -196,10 +195,10 @@ def _result_of(
         "host": _host_figures(run) if run.kv.num_host_blocks else None,
         "num_replicas": len(caches),
         "prices": run.prices,
-        "machines": None if "unknown" in stated else machines_of(stated, gathered.steps["replica"]),
+        "machines": None if "unknown" in (of := about["utilisation"]) else machines_of(of, gathered.steps["replica"]),
         "readings": np.array(run.energy.readings) if "from" in about.get("energy", {}) else None,
     }
-    waits = Waits.of(ended, served)
+    waits, kept = Waits.of(ended, served), getattr(run.settings.workload, "sessions", 0)  # None: begin at their times
     measured = {
         "load": run.load,
         "requests": max(run.num_requests, len(ended)),  # those that follow others are not known before
@@ -211,9 +210,10 @@ def _result_of(
         "cancelled": sum(request.finish_reason is FinishReason.CANCELLED for request in ended) - run.end.get("cut", 0),
         "objectives": stated_objectives(ended, run.settings.metrics.objectives),
         "without_objective": num_without(ended, run.settings.metrics.objectives),
-        "closing": int((served.last_token > last_begin(ended)).sum()) if run.facts.num_warming else 0,
+        "closing": int((served.last_token > last_begin(ended)).sum()) if kept else 0,
+        "warming": run.facts.num_warming,
         "early_turns": {} if run.engine.arrivals.follow_ends else early_turns(ended, served),
-        "sessions": sessions_open(ended) if getattr(run.settings.workload, "sessions", 0) is None else {},
+        "sessions": sessions_open(ended) if kept is None else {},
         **run.end,
     }
     lower = None if bounds is None else partial(regret, run.requests, served, bounds)

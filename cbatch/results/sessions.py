@@ -27,7 +27,10 @@ def session_figures(
     warming: Sequence[Entry] = (),
     block_size: int | None = None,
 ) -> dict[str, Any]:
-    """Returns the figures of sessions and turns that end in the window; empty if no request states its turn and its pause.
+    """Returns the figures of sessions that begin and of turns that end in the window; empty if no request states its turn and its pause.
+
+    Sessions count by their begins, and to their ends, also after the window. By their ends, those that begin late and take long would be
+    missing: the mean job would be too short.
 
     Args:
         ended: all requests of the run in the order of their ends.
@@ -43,7 +46,12 @@ def session_figures(
             sessions.setdefault(request.session, []).append(request)
     resumed = {request.session for request in warming}
     begun = [turns for name, turns in sessions.items() if name not in resumed]
-    jobs = [turns for turns in begun if _is_in(window, turns[-1]) and min(turn.turn or 0 for turn in turns) == 0]
+    firsts = [min(turns, key=attrgetter("turn", "arrival_time")) for turns in begun]
+    jobs = [
+        turns
+        for turns, first in zip(begun, firsts, strict=True)
+        if not first.turn and window.start <= first.arrival_time < window.end
+    ]
     whole = [turns for turns in jobs if all(turn.finish_reason in SERVED for turn in turns)]
     done = [turns for turns in whole if any(turn.last for turn in turns)]
     rate = 3600 * _num_completed(sessions.values(), done, window) / (seconds or float("nan"))

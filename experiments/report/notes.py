@@ -116,9 +116,10 @@ def limits_of(known: Sequence[About]) -> list[Note]:
             even = f"{answered / turns:.0%} even get tokens before (open loop)"
             notes.append(Note(f"{share} arrive before the previous answer has ended, {even}"))
     if closing := [number for about in known if (number := about.get("closing", 0)) > _drained(about)]:
-        few = ", and serve more" * (2 * max(closing) > min(about["requests"] for about in known))
-        counted = f"{max(closing):,} requests at the end count, when fewer and fewer sessions are left"
-        notes.append(Note(counted, f"give metrics.drain_requests={max(closing)}{few}"))
+        most, fewest = max(closing), min(about["requests"] for about in known)
+        counted = f"{most:,} requests at the end count, when fewer and fewer sessions are left"
+        remedies = [f"give metrics.drain_requests={most}"] * (most < fewest) + ["serve more"] * (2 * most > fewest)
+        notes.append(Note(counted, ", and ".join(remedies)))
     notes += [*_session_notes(known), _sizes_note(known)]
     for key, what in (
         ("outputs_cut", "outputs cut at max_new_tokens"),

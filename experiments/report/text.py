@@ -66,7 +66,7 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     served, seconds, whole = run["requests"] - rejected - broken_off - cancelled, number(run["counted_seconds"]), ""
     if counted < served:
         whole = "whole run: "
-        yield "counted", f"{counted:,} of {served:,} served, {seconds} of {number(run['seconds'])} s"
+        yield "counted", f"{counted:,} of {served:,} served, {seconds} of {number(run['seconds'])} s{_steady(summary)}"
     total, prefill, decode = (number(speed[f"{part}_tokens_per_second"]) for part in ("total", "prefill", "decode"))
     yield "tokens/s", f"{total}, of them {prefill} prefill and {decode} decode"
     lost = f"{'; ' if whole else ', '}{whole}{rejected:,} rejected" + f", {cancelled:,} cancelled" * bool(cancelled)
@@ -171,6 +171,16 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "energy", f"not measured: {problem}"
     shares = f"device {share(mean['device_active_share'])}, host {share(mean['host_active_share'])}"
     yield "active", shares + ", means over the replicas" * bool(balance)
+
+
+def _steady(summary: Summary) -> str:
+    """Returns how a steady start changes the number of requests; empty without one."""
+    about, requests = summary["about"], summary["run"]["requests"]
+    if not (warming := about.get("warming")):
+        return ""
+    asked = about["identity"].get("workload.num_requests") or requests
+    more = f", so that there are {requests:,} and not {asked:,} requests" * (asked != requests)
+    return f"; the first {warming:,} compute what sessions said before{more}"
 
 
 def _price_text(cost: Mapping[str, Any]) -> str:

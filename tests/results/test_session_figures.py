@@ -26,7 +26,7 @@ MAIN, AGENT, WARM = ((0, 0), (1, 4)), ((0, 0), (3, 4)), ((0, 0), (9, 4))
 TURNS: list[
     tuple[Any, ...]
 ] = [  # session, turn, last, texts; arrival, end; prompt and output tokens; found in the cache
-    ("warm", 0, False, WARM, 0.0, 0.5, 12, 1, 0),  # stands for all its turns before the run
+    ("warm", 0, False, WARM, 0.0, 0.0, 12, 1, 0),  # stands for all its turns before the run
     ("left", 0, False, (), 0.0, 1.0, 9, 1, 0),
     ("main", 0, False, MAIN, 0.0, 2.0, 10, 4, 0),
     ("warm", 1, True, WARM, 2.0, 3.0, 16, 1, 8),  # 12 of the first turn's 12 tokens could be found
@@ -75,7 +75,7 @@ def test_figures_of_sessions() -> None:
     found = figures(num_warming=1, num_evicted_blocks=0, block_size=4)
     assert (found["completed"], found["abandoned"]) == (2, 1)
     whole, begun_before = 4 + 1, 1 + 1  # turns: of main and short, 2.5 on average; of warm and cut
-    assert found["per_hour"] == pytest.approx((whole + begun_before) / 2.5 * 3600 / (13 - 0.5))
+    assert found["per_hour"] == pytest.approx((whole + begun_before) / 2.5 * 3600 / 13)
     assert [found[f"{of}_seconds"]["mean"] for of in ("job", "busy", "turn")] == [
         (13 + 3) / 2,
         (9 + 3) / 2,
@@ -113,18 +113,22 @@ def test_geometric_means_compare_session_by_session() -> None:
     assert means[1] / means[0] == pytest.approx(np.exp(np.log(jobs[1] / jobs[0]).mean()))
 
 
+@pytest.mark.parametrize("steady", [True, False])
 @pytest.mark.parametrize("drained", [0, 1])
-def test_a_steady_run_counts_the_requests_that_end_with_fewer_sessions(drained: int) -> None:
+def test_a_closed_loop_counts_the_requests_that_end_with_fewer_sessions(drained: int, steady: bool) -> None:
     """No session begins after them. A note names the setting that leaves them out, unless it does."""
-    keys: dict[str, Any] = {"sessions": 3, "steady": True, "requests": 40, "turns": 4, "pause": 0.1, "batch": 2}
+    keys: dict[str, Any] = {"sessions": 3, "steady": steady, "requests": 40, "turns": 4, "pause": 0.1, "batch": 2}
     keys["lengths"] = {"min_length": 8, "max_length": 16}
     frame = simulate("orca", "chat", **keys).requests
-    closing = int((frame["last_token"] > frame[3:].groupby("session")["arrival"].min().max()).sum())
+    closing = int((frame["last_token"] > frame[3 * steady :].groupby("session")["arrival"].min().max()).sum())
     result = simulate("orca", "chat", **keys, metrics={"drain_requests": closing * drained})
     assert 0 < result.summary["about"]["closing"] == closing
     note = f"\n{closing} requests at the end count, when fewer and fewer sessions are left: give metrics.drain_requests={closing}\n"
     assert (note in str(result)) != drained
-    assert simulate("orca", "chat", **{**keys, "steady": False}).summary["about"]["closing"] == 0
+    at_once = simulate("orca", "chat", **{**keys, "sessions": 10})
+    assert "fewer sessions are left: serve more\n" in str(at_once), "all ten begin at once"
+    resumed = f"; the first 3 compute what sessions said before, so that there are {len(frame)} and not 40 requests\n"
+    assert (resumed in str(result)) == steady
 
 
 def test_time_to_first_token_by_turn() -> None:
@@ -133,11 +137,14 @@ def test_time_to_first_token_by_turn() -> None:
     assert found == {"0": (4, (1 + 2 + 3 + 2) / 4), "1": (1, 1.0), "2-3": (2, (4 + 3) / 2), "4-7": (1, 2.0)}
 
 
-def test_sessions_count_by_their_last_end() -> None:
-    """The window begins with the fifth end, at 4 s, and ends before the last."""
+def test_sessions_count_by_their_begins() -> None:
+    """Without the last five ends the window is 0 to 4 s: main begins in it, and takes 13 s. Warm and short, which end in it, take 3 s each."""
+    early = figures(drain_requests=5)
+    assert early["completed"] == 3 and early["job_seconds"]["mean"] == pytest.approx((13 + 3 + 3) / 3)
+    ended, turns = 1 + 2 + 1, 4 + 2 + 1  # of main, warm and short: in the window, and all
+    assert early["per_hour"] == pytest.approx(ended / (turns / 3) * 3600 / 4)
+    assert figures(warmup_requests=2)["job_seconds"]["mean"] == 3, "from 1 s on only short begins, at 1 s, and ends"
     assert figures(warmup_requests=4, num_warming=1, drain_requests=1)["completed"] == 0
-    later = figures(warmup_requests=5)  # main ends after 4 s, with 3 of its 4 turns, and cut with one
-    assert later["completed"] == 1 and later["per_hour"] == pytest.approx((3 + 1) / 4 * 3600 / (13 - 4))
     assert figures()["completed"] == 3
     assert "cache_lost_share" not in figures()
 
@@ -202,7 +209,7 @@ def test_an_open_loop_has_no_figures_of_sessions() -> None:
 def test_sessions_in_the_report() -> None:
     summary = make_summary(make_record(), num_warming=1, num_evicted_blocks=0, block_size=4)
     text = run_text(summary)
-    assert "sessions    2 completed, 1 abandoned, 806 per hour; Jain's index 0.98\n" in text
+    assert "sessions    2 completed, 1 abandoned, 775 per hour; Jain's index 0.98\n" in text
     assert " per second arrived\n" in text and "offered" not in text, "a closed loop offers no rate"
     assert "job time    8 s on average, 6 s of them without pauses, 2.62 s per turn\n" in text
     assert (
