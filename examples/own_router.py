@@ -27,7 +27,7 @@ def main() -> None:
         )
         ttft = result.summary["ttft_seconds"]
         name = router if isinstance(router, str) else type(router).__name__
-        print(f"sarathi_serve, {name:13} TTFT p50 {ttft['p50']:.3f} s, p99 {ttft['p99']:.3f} s")
+        print(f"sarathi_serve, {name:13} TTFT P50 {ttft['p50']:.3f} s, P99 {ttft['p99']:.3f} s")
 
 
 if __name__ == "__main__":

@@ -16,14 +16,14 @@ def sweep() -> pd.DataFrame:
         for rate in RATES:
             summary = simulate(policy, "open_loop", rate=rate, requests=100, batch=64, seed=1).summary
             rows.append((policy, rate, summary["ttft_seconds"]["p90"], 1e3 * summary["tbt_seconds"]["p99"]))
-    return pd.DataFrame(rows, columns=["policy", "requests/s", "TTFT p90 [s]", "TBT p99 [ms]"])
+    return pd.DataFrame(rows, columns=["policy", "requests/s", "TTFT P90 [s]", "TBT P99 [ms]"])
 
 
 def main() -> None:
     runs = sweep()
     print(runs.to_string(index=False))
     figure, axes = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
-    for panel, latency in zip(axes, ("TTFT p90 [s]", "TBT p99 [ms]"), strict=True):
+    for panel, latency in zip(axes, ("TTFT P90 [s]", "TBT P99 [ms]"), strict=True):
         runs.pivot(index="requests/s", columns="policy", values=latency).plot(ax=panel, marker="o", ylabel=latency)
     figure.savefig("latency.png")
 

@@ -13,11 +13,9 @@ from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
-from matplotlib.transforms import ScaledTranslation
 from pydantic import Field
 
 from cbatch import ConfigError
@@ -40,7 +38,7 @@ USUAL_BASELINE = "request_level"
 _MOST_ACROSS = 3  # panels side by side on a page
 _MOST_TICKS = 6  # values of a setting that are the ticks of its axis, if they lie apart
 _MOST_BANDS = 3  # lines with bands in a panel; beyond, bands merge, and intervals are error bars
-_ASIDE = 3.0  # points between lines with error bars, which would cover each other at equal x
+_WIDEST = 5.0  # points from the middle of an error bar to the end of its cap, of the first line; later lines, drawn above it, have narrower caps
 _GREY: dict[str, Any] = {"color": "#555555", "linewidth": 0.5, "zorder": 1}
 
 
@@ -84,8 +82,8 @@ def draw(
 ) -> Figure:
     """Draws a panel for each figure and workload, with a line for each policy and each other setting that varies.
 
-    With several seeds, the line is the mean, and a band its 95% interval, as in tables; with more than three lines error bars, since
-    bands merge, side by side. The interval of a ratio is that of `experiments.compare`; runs that cannot be paired by seed have none. If a figure
+    With several seeds, the line is the mean, and a band its 95% interval, as in tables; with more than three lines error bars with
+    caps of different widths, since bands merge. The interval of a ratio is that of `experiments.compare`; runs that cannot be paired by seed have none. If a figure
     from a pattern is equal in all runs, it is printed below instead. An axis of values over a factor of eight in growing steps, such
     as 4, 32 and 128, is logarithmic. Equal lines are drawn once, as `first = second`. A policy or run without the setting x is drawn as a level
     line without markers, an eviction that reads the future as a grey, dashed line. If the values of x are names, bars are drawn.
@@ -234,15 +232,11 @@ def _draw_panel(
         if bars and label not in unread:
             draw_bars(panel, line, beside, label, style)
             continue
-        drawn: list[Artist] = [*panel.plot(line["x"], line["mean"], label=label, **style)]
+        panel.plot(line["x"], line["mean"], label=label, **style)
         if len(labels) > _MOST_BANDS and (points["low"] < points["high"]).any():
             ends = [line["mean"] - line["low"], line["high"] - line["mean"]]
-            drawn += panel.errorbar(
-                line["x"], line["mean"], ends, fmt="none", ecolor=style["color"], elinewidth=0.8
-            ).get_children()
-            aside = (place - (len(labels) - 1) / 2) * _ASIDE / 72
-            for artist in drawn:
-                artist.set_transform(panel.transData + ScaledTranslation(aside, 0, panel.figure.dpi_scale_trans))
+            caps: dict[str, Any] = {"elinewidth": 0.8, "capthick": 0.8, "capsize": _WIDEST - 3 * place / len(labels)}
+            panel.errorbar(line["x"], line["mean"], ends, fmt="none", ecolor=style["color"], **caps)
         elif (line["low"] < line["high"]).any():
             panel.fill_between(line["x"], line["low"], line["high"], color=style["color"], alpha=0.2, linewidth=0)
     name = heading.on_axis
@@ -262,8 +256,6 @@ def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal
         label_log(panel.yaxis, least_factor=1.0)  # as the other panels of this figure's kind
     elif kind == "share" and not over:
         panel.set_ylim(0, 100)
-        for line in panel.get_lines():
-            line.set_clip_on(False)  # whole markers at the ends
         if goal:
             panel.axhline(goal, label=f"goal: {goal:g}%", **_GREY)
     if not over and kind != "share" and panel.get_yscale() == "linear":
@@ -271,7 +263,7 @@ def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal
         panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     panel.set_xlabel(axis.text)
     values = np.unique(points["x"])
-    is_setting = (values == values.round(2)).all()  # not a measured rate
+    is_setting = axis.keys != AXES["rate"].keys  # not a measured rate
     if axis.log:
         panel.set_xscale("log")
         label_log(panel.xaxis, values.tolist() if is_setting else ())
@@ -283,7 +275,7 @@ def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal
     apart = np.diff(values).min(initial=np.inf) > np.ptp(values) / (2 * _MOST_TICKS)
     if len(values) <= _MOST_TICKS and apart and is_setting:
         panel.set_xticks(values, [f"{value:,g}" for value in values])
-    if panel.dataLim.x0 >= 0 and panel.dataLim.x1 > 3 * panel.dataLim.x0:
+    if panel.dataLim.x0 > 0 and panel.dataLim.x1 > 3 * panel.dataLim.x0:
         panel.set_xlim(left=0)
 
 

@@ -35,7 +35,8 @@ def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = ("pdf
             room = False
     if not room:
         size = "{:g},{:g}".format(*figure.get_size_inches())
-        remedy = "give a larger one, or leave out texts with title= notes=false"
+        notes = "the notes (notes=false prints them) or " * bool(figure.get_supxlabel())
+        remedy = f"give a larger one, or leave out {notes}the title (title=)"
         raise ConfigError(f"size={size}: leaves no room for the panels; {remedy}")
     paths = [with_suffix(folder / name, suffix) for suffix in formats]
     label = str(figure.get_label())

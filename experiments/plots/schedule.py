@@ -1,5 +1,6 @@
 """Draws the schedule of a small run: a row per request, a column per iteration. Colours show each request's activity."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -59,11 +60,14 @@ _LABELS = {Doing.PREFILL: "prefill, with its tokens", Doing.PAUSED: "paused, wit
 
 
 @print_style()
-def draw(folder: Path, look: Look = PLAIN, first: Index = 0, iterations: Count = 32, replica: Index = 0) -> Figure:
+def draw(
+    folder: Path, look: Look = PLAIN, first: Index | None = None, iterations: Count = 32, replica: Index = 0
+) -> Figure:
     """Draws a cell for each request and iteration of a run with decisions=true. Numbers in cells count prompt tokens.
 
     Args:
-        first, iterations: the first iteration that is shown, and how many. replica: whose iterations, if there are several.
+        first, iterations: the first iteration that is shown, by default the first with two requests, and how many.
+        replica: whose iterations, if there are several.
 
     Raises:
         ConfigError: no finished run, several, no such iteration or replica, or too many requests.
@@ -75,6 +79,9 @@ def draw(folder: Path, look: Look = PLAIN, first: Index = 0, iterations: Count =
         raise ConfigError(f"{replica=}: no such replica; the run has {len(files)}, counted from 0")
     file = files[replica]
     whole = schedule_of(file.recorded.events, file.requests)
+    if first is None:
+        present = Counter(at for row in whole.values() for at in row)
+        first = min((at for at, requests in present.items() if requests > 1), default=0)
     length, last = num_iterations(whole), min(first + iterations, num_iterations(whole))
     schedule = {id_: {at: row[at] for at in range(first, last) if at in row} for id_, row in whole.items()}
     num = sum(map(bool, schedule.values()))

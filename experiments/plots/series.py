@@ -46,7 +46,8 @@ def load_series(folder: Path, look: Look = PLAIN, shown: Collection[str] = ()) -
     whole = {key: whole_key(key, runs) for key in shown}
     runs = runs.assign(**{key: runs[name] for key, name in whole.items() if name in runs})
     runs = runs.assign(written=runs["policy"], policy=runs["policy"].map(without_shared(runs["policy"].unique())))
-    labels, policy = label_runs(runs, [*whole.values()]), str(runs["policy"].iloc[0])
+    labels = label_runs(runs, [*whole.values()])
+    policy = str(runs["policy"].iloc[0]).partition("(" if any(map(is_argument, whole.values())) else "\n")[0]
     shared = labels.nunique() > 1 and (labels + ", ").str.startswith(f"{policy}, ").all()
     shared = shared or labels.str.startswith(f"{policy}, ").all()
     labels = _named(labels.str.removeprefix(policy).str.removeprefix(", ")) if shared else labels

@@ -15,6 +15,7 @@ from textwrap import fill
 from typing import Annotated, Any, Literal
 
 import matplotlib
+import numpy as np
 import pandas as pd
 
 if "MPLBACKEND" not in os.environ:  # set by notebooks, which show figures
@@ -162,6 +163,8 @@ def add_title(
         print(notes)  # for a caption
     for panel, axis in product(figure.axes, "xy"):
         _scale(panel, axis, getattr(look, f"{axis}scale"), getattr(look, f"{axis}lim"))
+    for panel in figure.axes:
+        _show_whole_markers(panel)
     footer = [*footer_of(abouts, below.splitlines()), *chosen.splitlines()] if look.notes else []
     add_heading(figure, text if look.title is None else look.title, footer, handles, look.size)
 
@@ -183,6 +186,15 @@ def _scale(panel: Axes, name: str, scale: Scale | None, limits: Limits | None) -
         panel.set(**{f"{name}lim": limits})
     if scale == "log" and not kept:
         label_log(axis, least_factor=1.0)
+
+
+def _show_whole_markers(panel: Axes) -> None:
+    """Draws markers at the ends of the axes whole, of lines that lie within the axes."""
+    ends = np.sort([panel.get_xlim(), panel.get_ylim()])
+    for line in panel.get_lines():
+        points = np.ma.masked_invalid(line.get_xydata())
+        if line.get_marker() != "None" and ((ends[:, 0] <= points) & (points <= ends[:, 1])).all():
+            line.set_clip_on(False)
 
 
 def seeds_of(runs: pd.DataFrame) -> pd.Series:

@@ -1,11 +1,16 @@
 """Draws one figure of runs against another, with the 95% intervals of both means, cut at 0 and 100%."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import StrMethodFormatter
+from matplotlib.transforms import Bbox
 
 from cbatch import ConfigError
 from experiments.plots.axes import axis_of
@@ -19,6 +24,8 @@ from experiments.store.runs import select_runs
 
 _OBJECTS = ("autoscale.", "eviction.", "backend.router.")
 """Prefixes of the keys of other objects' arguments, which labels state."""
+_ASIDE = [(right, above) for above in (-2, 2, -10, 10) for right in (4, -4)]
+"""Points from a marker to the text beside it, the preferred place first."""
 
 
 @print_style()
@@ -61,21 +68,16 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "", y: str = "") -> Figure:
             else None  # the legend shows bars where there are any
             for at in points
         )
-        style = {**line_style(place), "label": label, "capsize": 2, "elinewidth": 0.8, "clip_on": False}
+        style = {**line_style(place), "label": label, "capsize": 2, "elinewidth": 0.8}
         style |= {"linestyle": ""} if len(points[0]) == 1 else {}
         means = points[0]["mean"], points[1]["mean"]
-        _, caps, bars = panel.errorbar(means[0], means[1], xerr=xerr, yerr=yerr, **style)
-        for part in (*caps, *bars):
-            part.set_clip_on(True)  # an end at 0 lies far below a logarithmic axis
-        for end in (0, -1) if len(points[0]) > 1 else ():
-            texts = {"textcoords": "offset points", "fontsize": 6, "color": style["color"]}
-            panel.annotate(f"{points[0]['x'].iloc[end]:g}", (means[0].iloc[end], means[1].iloc[end]), (4, -8), **texts)
+        panel.errorbar(means[0], means[1], xerr=xerr, yerr=yerr, **style)
     for axis, of_labels, key in zip("xy", (across, up), (x, y), strict=True):
-        heading, ends = heading_of(key), pd.concat(of_labels.values())
-        panel.set(**{f"{axis}label": heading.on_axis, f"{axis}lim": _ends(ends, heading.limits[1])})
+        heading, shown = heading_of(key), pd.concat(of_labels.values())
+        panel.set(**{f"{axis}label": heading.on_axis, f"{axis}lim": _ends(shown, heading.limits[1])})
         getattr(panel, f"{axis}axis").set_major_formatter(StrMethodFormatter("{x:,.10g}"))
-        if heading.kind == "log" and 0 < 3 * ends["mean"].min() < ends["mean"].max():
-            panel.set(**{f"{axis}scale": "log", f"{axis}lim": _log_ends(ends)})
+        if heading.kind == "log" and 0 < 3 * shown["mean"].min() < shown["mean"].max():
+            panel.set(**{f"{axis}scale": "log", f"{axis}lim": _log_ends(shown)})
             label_log(getattr(panel, f"{axis}axis"))
     handles, note = panel.get_legend_handles_labels()[0], describe_points(runs, "at")
     joined = [f"{value:g}" for value in sorted({*numbers.dropna()})]
@@ -83,7 +85,38 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "", y: str = "") -> Figure:
     groups = runs["run.counted_requests"].groupby([runs["label"], runs["at"]])
     tail = tail_text(groups.agg(list), advise=False) if "p99" in x + y else ""
     add_title(figure, runs, runs["heading"].iloc[0], handles, note, "\n".join(filter(None, [below, tail])), look)
+    _label_ends(panel, across, up, along.rpartition(".")[2])
     return figure
+
+
+def _label_ends(panel: Axes, across: Mapping[Any, pd.DataFrame], up: Mapping[Any, pd.DataFrame], name: str) -> None:
+    """Writes the swept number at both ends of each line, the first as `name=number`, where it covers no marker and no other number.
+
+    If there is no such place, the number is left out. across, up: the points of each label.
+    """
+    means = {label: np.c_[points["mean"], up[label]["mean"]] for label, points in across.items()}
+    taken = [Bbox([place, place]).padded(4) for place in panel.transData.transform(np.concatenate([*means.values()]))]
+    head = f"{name}="
+    for index, (label, points) in enumerate(across.items()):
+        for end in (0, -1) if len(points) > 1 else ():
+            for right, above in _ASIDE:
+                note = panel.annotate(
+                    f"{head}{points['x'].iloc[end]:g}",
+                    means[label][end],
+                    (right, above),
+                    textcoords="offset points",
+                    ha="left" if right > 0 else "right",
+                    va="bottom" if above > 0 else "top",
+                    fontsize=6,
+                    color=line_style(index)["color"],
+                    path_effects=[withStroke(linewidth=1.5, foreground="white")],  # across lines
+                )
+                box = note.get_window_extent()
+                if not box.count_overlaps(taken) and all(panel.bbox.contains(*corner) for corner in box.get_points()):
+                    taken.append(box)
+                    head = ""
+                    break
+                note.remove()
 
 
 def _usual(runs: pd.DataFrame) -> tuple[str, str]:

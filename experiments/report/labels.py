@@ -120,7 +120,8 @@ def _parts(
     texts = _with_arguments(settings_of(runs), shown, given | inside).assign(**layouts(runs, shown))
     seeds = [key for key in map(str, texts) if is_seed(key)]
     keys = [key for key in map(str, texts) if key not in {*shown, *seeds} and texts[key].nunique(dropna=False) > 1]
-    keys.sort(key=lambda key: (key not in _QUESTION, key != _LAYOUT, key not in given))
+    last = {"policy"} if any(map(is_argument, shown)) else set[str]()  # its text repeats the argument that is shown
+    keys.sort(key=lambda key: (key not in _QUESTION, key != _LAYOUT, key in last, key not in given))
     if apart:
         texts["folder"] = runs["folder"]
         keys += [*seeds, "folder"]

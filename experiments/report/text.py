@@ -207,7 +207,7 @@ def run_line(name: str, summary: Summary) -> str:
     """Describes one run of a sweep on one line."""
     rate = format_number(summary["throughput"]["total_tokens_per_second"])
     mark = "simulated" if summary["about"]["simulated"] else "measured"
-    return f"{name}: {rate} tokens/s, TTFT p50 {format_number(summary['ttft_seconds']['p50'])} s ({mark})"
+    return f"{name}: {rate} tokens/s, TTFT P50 {format_number(summary['ttft_seconds']['p50'])} s ({mark})"
 
 
 def count_text(number: int, noun: str) -> str:

@@ -119,6 +119,8 @@ def _file(folder: str | Path, name: str) -> Path:
     path = Path(folder) / name
     if name == TOKENS and not path.is_file() and (Path(folder) / STEPS).is_file():
         raise ConfigError(f"{path}: a streamed run writes no tokens; run it again with stream=off")
+    if not path.is_file() and name != REPLICAS and read_summary(Path(folder)):
+        raise ConfigError(f"{path}: this run has no tables; run it again with tables=true")
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; give the folder of a finished run")
     return path

@@ -151,7 +151,8 @@ def places(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, 
         table.write_text(table.read_text().splitlines(keepends=True)[0])
     for speed in (1, 2):
         together = {"run": {"offered_requests_per_second": None}}
-        write_run(root / "together" / str(speed), {}, {"workload": {"speed": speed}}, figures=together)
+        of_speed = write_run(root / "together" / str(speed), {}, {"workload": {"speed": speed}}, figures=together)
+        (of_speed / "requests.csv").unlink()
     (root / "together" / "errors.log").write_text("bad: no memory\n")  # a run that is not shown
     return {"one": folder, "clientless": clientless} | {name: root / name for name in ("empty", "unserved", "together")}
 
@@ -196,6 +197,7 @@ def places(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, 
         (["service", "{one}", "window=0"], "window=0: give a finite number above 0 (seconds)"),
         (["service", "{clientless}"], "no request names its client; choose a workload with clients"),
         (["latency_cdf", "{unserved}"], "no request was served, so there is no latency to draw; choose another run"),
+        (["latency_cdf", "{together}"], "requests.csv: this run has no tables; run it again with tables=true"),
         (["composition", "{unserved}"], "the run has no iterations to draw; choose another run"),
         (["latency_vs_rate", "{together}"], "x=rate: requests arrive together, without a rate"),
         (["table", "{one}", "runs=vllm"], "runs=vllm: no folder name contains this"),

@@ -139,7 +139,7 @@ def test_a_baseline_may_be_named_as_on_the_command_line_and_keeps_all_colours(tm
     left, ratios = curves.draw(tmp_path, **options, baseline="b(drafting=none)").axes
     colours = [{str(line.get_label()): line.get_color() for line in panel.get_lines()} for panel in (plain, left)]
     assert colours[0] == colours[1] and list(colours[1]) == ["b(drafting=none)", "a"]
-    assert ratios.get_ylabel() == "TTFT p50 over\nb(drafting=none) (log)" and 1 in ratios.get_yticks()
+    assert ratios.get_ylabel() == "TTFT P50 over\nb(drafting=none) (log)" and 1 in ratios.get_yticks()
     assert lines(ratios)["a"] == ([1, 4], [1, 64]) and (left.get_yscale(), ratios.get_yscale()) == ("log", "log")
 
 
@@ -286,7 +286,7 @@ def test_limits_and_scales_of_axes_are_the_users(tmp_path: Path) -> None:
     """Logarithmic by the user's will over any range; a label that was logarithmic loses the word."""
     folder = write_rates(tmp_path, "rate", (1, 4))
     [ttft, _] = curves.latency_vs_rate(folder, Look(xlim=(1, 99), xscale="log", yscale="linear"), (50,)).axes
-    assert ttft.get_yscale() == "linear" and ttft.get_ylabel() == "TTFT p50 [s]"
+    assert ttft.get_yscale() == "linear" and ttft.get_ylabel() == "TTFT P50 [s]"
     assert ttft.get_xscale() == "log" and ttft.get_xlim()[1] == 99 and ttft.get_xlabel().endswith("(log)")
     [panel, _] = curves.latency_vs_rate(folder, Look(ylim=(0.5, 7)), (50,)).axes
     assert panel.get_ylim() == (0.5, 7)
@@ -320,11 +320,65 @@ def test_beyond_three_lines_intervals_are_error_bars(tmp_path: Path) -> None:
     policies = [f"p{number}" for number in range(4)]
     speeds = {policy: {2: (1.0, 3.0), 14: (4.0, 4.0 + number)} for number, policy in enumerate(policies)}
     [panel] = curves.throughput_vs_pd(write_ratios(tmp_path, speeds)).axes
-    assert {*lines(panel)} == {*policies}
-    spans = [segment[:, 1].tolist() for bars in panel.collections for segment in bars.get_segments()]
-    assert spans[0] == spans[6] == pytest.approx([2 - T1, 2 + T1]) and len(spans) == 8
+    assert {*policies} <= {*lines(panel)}
+    bars = [bar.tolist() for of_line in panel.collections for bar in of_line.get_segments()]
+    assert bars[0] == bars[6] == [[2, pytest.approx(2 - T1)], [2, pytest.approx(2 + T1)]] and len(bars) == 8
+    widths = [line.get_markersize() for line in panel.get_lines() if line.get_marker() == "_"]
+    assert len({*widths}) == 4 and widths == sorted(widths, reverse=True), (
+        "caps of earlier lines show behind later ones"
+    )
     few = curves.throughput_vs_pd(tmp_path, Look(runs="p1|p2|p3")).axes[0].collections
     assert [len(area.get_paths()) for area in few] == [1] * 3 and not hasattr(few[0], "get_segments")
+
+
+@pytest.mark.parametrize("size", [None, (3.4, 3.4)])
+@pytest.mark.parametrize("number", [3, 5])
+def test_all_markers_are_at_their_values_and_whole(
+    number: int, size: tuple[float, float] | None, tmp_path: Path
+) -> None:
+    """On a page and in a column, with bands and with error bars, also where a value of x is 0 and figures are 0 or a whole share."""
+    values = {0: (0, 1.0), 200: (3, 0.5), 1000: (5, 0.0)}
+    for policy, x, seed in product(range(number), values, (0, 1)):
+        preemptions, share = values[x]
+        figures = {"run": {"preemptions": preemptions * (policy + seed)}, "attainment": {"share": share}}
+        settings = {"seed": seed, "age": x, "workload": {"seed": seed}}
+        write_run(tmp_path / f"{policy} {x} {seed}", {"policy": f"p{policy}"}, settings, figures=figures)
+    figure = curves.draw(tmp_path, Look(size=size), x="age", y=("run.preemptions", "attainment.share", SPEED))
+    figure.draw_without_rendering()
+    shown = {f"p{policy}": ([0, 200, 1000], [0, 3 * policy + 1.5, 5 * policy + 2.5]) for policy in range(number)}
+    assert lines(figure.axes[0]).items() >= shown.items()
+    for panel in figure.axes:
+        for line in (line for line in panel.get_lines() if not str(line.get_label()).startswith("_")):  # no caps
+            drawn = line.get_transform().transform(line.get_xydata())
+            assert drawn == pytest.approx(panel.transData.transform(line.get_xydata())), "no line is moved sideways"
+            room = panel.bbox.padded(-line.get_markersize() if line.get_clip_on() else 0.01)
+            assert all(room.contains(*place) for place in drawn)
+
+
+def test_markers_outside_the_limits_of_the_user_are_not_drawn(tmp_path: Path) -> None:
+    for age in (1, 2, 9):
+        write_run(tmp_path / str(age), settings={"age": age}, speed=10.0 * age)
+    for look, clips in ((Look(), False), (Look(xlim=(1, 5)), True), (Look(ylim=(0, 50)), True)):
+        [line] = curves.draw(tmp_path, look, x="age", y=(SPEED,)).axes[0].get_lines()
+        assert line.get_clip_on() == clips, look
+
+
+def test_a_line_for_each_other_argument_of_the_policy(tmp_path: Path) -> None:
+    """Two arguments are swept, both with a value that is the default and missing in the policy's text; x is in no label."""
+    for target, ttft, other in product((0.005, 0.1), (1, 10), (False, True)):
+        given = [f"target={target}"] * (target != 0.1) + [f"ttft={ttft}"] * (ttft != 10)
+        policy = "orca" if other else f"lars({', '.join(given)})" if given else "lars"
+        settings = {"policy": {} if other else {"_target_": "lars.LARS", "target": target, "ttft": ttft}}
+        about = {"policy": policy, "overrides": ["policy=lars", f"policy.target={target}", f"policy.ttft={ttft}"]}
+        speed = 7.0 if other else ttft + target
+        write_run(tmp_path / str(other) / f"{policy},{target},{ttft}", {**about}, settings, speed=speed)
+    figure = curves.draw(tmp_path / "False", x="policy.target", y=(SPEED,))
+    drawn = {"ttft=1": ([0.005, 0.1], [1.005, 1.1]), "ttft=10": ([0.005, 0.1], [10.005, 10.1])}
+    assert lines(figure.axes[0]) == drawn
+    assert figure.legends[0].get_title().get_text().startswith("lars: ")
+    assert list(figure.axes[0].get_xticks()) == [0.005, 0.1]
+    both = lines(curves.draw(tmp_path, x="policy.target", y=(SPEED,)).axes[0])
+    assert both == {f"lars, {label}": points for label, points in drawn.items()} | {"orca": ([0.005, 0.1], [7, 7])}
 
 
 def test_a_narrow_range_has_a_linear_axis_from_0_with_room_for_its_markers(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The plots of replicas that come and go: counts by hand, and means with intervals in both directions."""
 
 import re
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +124,10 @@ def test_a_line_joins_the_points_of_a_policy_in_the_order_of_the_swept_number(tm
     ("figures", "axes"),
     [  # of two runs: replica-seconds, attained shares, offered rates
         (((90, 0.5, 4.0), (80, 0.9, 4.0)), ("replica-seconds", "attained [%]")),
-        (((90, None, 4.0), (80, None, 4.0)), ("replica-seconds", "TTFT p99 [s]")),
-        (((None, 0.5, 4.0), (None, 0.5, 8.0)), ("throughput [tokens/s]", "TTFT p99 [s]")),
-        (((None, None, 4.0), (None, None, 4.0)), ("TBT p99 [ms]", "TTFT p99 [s]")),
-        (((None, None, None), (None, None, None)), ("throughput [tokens/s]", "TBT p99 [ms]")),
+        (((90, None, 4.0), (80, None, 4.0)), ("replica-seconds", "TTFT P99 [s]")),
+        (((None, 0.5, 4.0), (None, 0.5, 8.0)), ("throughput [tokens/s]", "TTFT P99 [s]")),
+        (((None, None, 4.0), (None, None, 4.0)), ("TBT P99 [ms]", "TTFT P99 [s]")),
+        (((None, None, None), (None, None, None)), ("throughput [tokens/s]", "TBT P99 [ms]")),
     ],
 )
 def test_axes_fit_the_sweep(figures: Any, axes: tuple[str, str], tmp_path: Path) -> None:
@@ -152,7 +152,12 @@ def test_a_wide_latency_has_a_logarithmic_axis(tmp_path: Path) -> None:
     (panel,) = tradeoff.draw(tmp_path, x="tbt_seconds.p99", y="ttft_seconds.p99").axes
     drawn = {str(part.get_label()): part.lines[0] for part in panel.containers if isinstance(part, ErrorbarContainer)}
     assert {label: len(line.get_xdata()) for label, line in drawn.items()} == {"sarathi": 2, "vllm_v1": 2}  # type: ignore[union-attr]
-    assert (panel.get_xscale(), panel.get_yscale(), panel.get_ylabel()) == ("linear", "log", "TTFT p99 [s] (log)")
+    assert (panel.get_xscale(), panel.get_yscale(), panel.get_ylabel()) == ("linear", "log", "TTFT P99 [s] (log)")
     assert panel.get_ylim() == pytest.approx((1.15 / 3 / 1.1, 1.1 * (11.5 + 12.7062 * 1.5))), "cut at a third of 1.15"
-    assert [text.get_text() for text in panel.texts] == ["128", "512"] * 2, "at the ends of each line"
+    texts = [text.get_text() for text in panel.texts]
+    assert texts == ["chunk=128", "512", "128", "512"], "at the ends of each line; the first says what they are"
+    boxes = [text.get_window_extent() for text in panel.texts]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    places = [place for line in drawn.values() for place in panel.transData.transform(line.get_xydata())]  # type: ignore[union-attr]
+    assert not any(box.contains(*place) for box, place in product(boxes, places))
     assert save(panel.figure, tmp_path, "wide.png"), "intervals down to 0 leave room for the panel"  # type: ignore[arg-type]

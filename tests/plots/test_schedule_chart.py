@@ -91,6 +91,16 @@ def test_the_chart_of_a_run_is_drawn_from_its_decisions(tmp_path: Path) -> None:
     assert title.endswith("(iterations 3 to 5 of 9)")
 
 
+def test_the_chart_begins_with_the_second_request(tmp_path: Path) -> None:
+    """A has a prompt of 1 and 5 decodes, B arrives with iteration 3; by first=0 the chart begins with the run."""
+    folder = write_run(tmp_path / "run")
+    engine = make_engine(SarathiServe(Fixed(4)), Limits(4, 8, AMPLE, tile=1), block_size=1)
+    engine.submit([*asked("A 1/6 @0, B 2/2 @3").values()])
+    with write_decisions(folder / "decisions.jsonl.gz", [engine], []):
+        engine.run()
+    assert [schedule.draw(folder, first=first).axes[0].get_xlim() for first in (None, 0)] == [(2.5, 5.5), (-0.5, 5.5)]
+
+
 def test_what_cannot_be_drawn_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = with_decisions(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"first=9 iterations=32: the run has 9 iterations; choose among them"):

@@ -175,7 +175,7 @@ def test_bounds_and_lines_of_a_run() -> None:
     assert line in run_text(summary | {"regret": regret}).splitlines()
     regret |= {"violations": 3, "violations_bound": 1}
     assert f"{line}; 3 violations over the lower bound of 1" in run_text(summary | {"regret": regret}).splitlines()
-    assert texts.run_line("a", summary) == "a: 1.79 tokens/s, TTFT p50 2.75 s (measured)"
+    assert texts.run_line("a", summary) == "a: 1.79 tokens/s, TTFT P50 2.75 s (measured)"
     assert texts.run_line("a", make_summary(make_record(), simulated())).endswith(" (simulated)")
     for key in ("workload.path", "workload.lengths.path"):
         title = titles.title_of(summary["about"] | {"identity": {key: "/data/lengths.csv"}})

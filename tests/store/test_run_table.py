@@ -26,15 +26,15 @@ SHOWN = {
     "goodput [requests/s]": "0.17",
     "attained [%]": "50",
     "gold attained [%]": "0",
-    "TTFT p50 [s]": "2.75",
-    "TTFT p99 [s]": "9.37",
-    "TBT p50 [ms]": "2,000",
-    "TBT p99 [ms]": "2,980",
+    "TTFT P50 [s]": "2.75",
+    "TTFT P99 [s]": "9.37",
+    "TBT P50 [ms]": "2,000",
+    "TBT P99 [ms]": "2,980",
     "client ann: attained [%]": "0",
-    "client ann: TTFT p99 [s]": "9.5",
-    "no client: TTFT p99 [s]": "2.75",
-    "client ann: TPOT p99 [ms]": "1,000",
-    "no client: TPOT p99 [ms]": "2,500",
+    "client ann: TTFT P99 [s]": "9.5",
+    "no client: TTFT P99 [s]": "2.75",
+    "client ann: TPOT P99 [ms]": "1,000",
+    "no client: TPOT P99 [ms]": "2,500",
     "preemptions": "1",
     "recomputed [%]": "18.2",
 }
@@ -98,9 +98,9 @@ def test_runs_with_transfers_show_the_longest_gap() -> None:
     gaps, sent = {"p99": 2.5}, {"number": 3}
     table = runs(summary(transfers=sent, longest_gap_seconds=gaps), summary("b", longest_gap_seconds=gaps))
     head, first, *_ = cells(run_table(table))
-    assert dict(zip(head, first, strict=False))["longest gap p99 [ms]"] == "2,500"
+    assert dict(zip(head, first, strict=False))["longest gap P99 [ms]"] == "2,500"
     assert "longest gap" not in run_table(table[1:].dropna(axis="columns", how="all"))
-    assert run_table(table, columns=[*COLUMNS, *MORE_COLUMNS]).count("longest gap p99") == 1
+    assert run_table(table, columns=[*COLUMNS, *MORE_COLUMNS]).count("longest gap P99") == 1
 
 
 @pytest.mark.parametrize("number", [6, 7])
@@ -110,7 +110,7 @@ def test_a_table_shows_the_latencies_of_up_to_8_clients(number: int) -> None:
     clients = {f"a.{name}": latencies for name in range(number)}
     head, row, *_ = cells(run_table(runs(summary(clients=clients), summary("b"))))
     named = {name: value for name, value in zip(head, row, strict=True) if name.startswith("client a.0: ")}
-    assert named == ({"client a.0: TTFT p99 [s]": "2", "client a.0: TPOT p99 [ms]": "20"} if number == 6 else {})
+    assert named == ({"client a.0: TTFT P99 [s]": "2", "client a.0: TPOT P99 [ms]": "20"} if number == 6 else {})
 
 
 def test_figures_that_are_0_in_all_rows_stand_below_the_table() -> None:
@@ -118,7 +118,7 @@ def test_figures_that_are_0_in_all_rows_stand_below_the_table() -> None:
     none = {"run": {"preemptions": 0, "recomputed_share": 0.0}}
     rows = [summary("a", prefix_cache={"hit_share": 0.0}, **none), summary("b", **none)]
     lines = run_table(runs(*rows)).splitlines()
-    assert "preemptions" not in lines[0] and "TTFT p50 [s]" in lines[0]
+    assert "preemptions" not in lines[0] and "TTFT P50 [s]" in lines[0]
     assert lines[4] == "0 in all rows: found in cache [%], preemptions, recomputed [%]"
     sent = [summary(policy, transfers={"hidden_share": 0.0}) for policy in "ab"]
     assert "0 in all rows: share of transfers hidden by prefills" in run_table(runs(*sent))
@@ -178,7 +178,7 @@ def test_figures_of_fewer_runs_than_the_row_are_named() -> None:
     """A third seed's outputs are single tokens, which have no gaps."""
     gaps = [summary("a", tbt_seconds={"p50": gap}) for gap in (0.1, 0.2, math.nan)]
     text = run_table(runs(*gaps))
-    assert "runs that have the figure, where some lack it: a: TBT p50 [ms] 2\n" in text
+    assert "runs that have the figure, where some lack it: a: TBT P50 [ms] 2\n" in text
     assert "where some lack it" not in run_table(runs(*gaps[:2]))
 
 
