@@ -118,7 +118,7 @@ class Search:
         passes, in_system = self._pilot(_AT_ONCE)
         if passes:
             problem = f"requests={self.requests}: even if all arrive at once the objectives are met"
-            raise ConfigError(f"{problem}; raise requests=, or set tighter objectives")
+            raise ConfigError(f"{problem}; raise requests=, or set tighter objectives, in seconds")
         self._throughput = self.requests * _AT_ONCE / in_system / 2  # they wait for half of the queue on average
         rate = _round(self._throughput)
         passing, failing, at_passing = 0.0, inf, 0.0

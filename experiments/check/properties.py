@@ -102,7 +102,7 @@ def _find_closed_batch(history: PolicyHistory, chunk: int) -> Violations:
         free_places = history.scenario.batch - len(planned)
         decodes_only = planned and planned <= _decoding(history, decision).keys()
         if decodes_only and free_places > 0 and _all_fit(history, decision):
-            why = f"only decodes are computed, although {free_places} places are free and any waiting request would fit"
+            why = f"only decodes are computed, although {free_places} place{'s are' if free_places > 1 else ' is'} free and any waiting request would fit"
             yield Violation(index, why)
 
 

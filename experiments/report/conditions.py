@@ -87,6 +87,16 @@ def _ratio_errors() -> Mapping[str, float]:
     return dict(sorted(stated, key=lambda item: item[1]))  # of equal names the largest
 
 
+def is_stated_overload(about: About) -> bool:
+    """Returns whether `beyond_text` counts a run as overloaded."""
+    return bool(about["simulated"] and about["execution"].get("compared") and is_overloaded(about))
+
+
+def is_extrapolated(about: About) -> bool:
+    """Returns whether a simulated run has iterations outside the measured range."""
+    return bool(about["simulated"] and about["execution"]["iterations_outside_measured_range"])
+
+
 def is_overloaded(about: About) -> bool:
     """Returns whether the queue of a server grows, see `Waits.grow`, or more requests wait, on average, than may run."""
     replicas = about.get("identity", {}).get("backend.replicas", 1)

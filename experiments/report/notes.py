@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress
+from math import inf
 from typing import Any, NamedTuple
 
 from cbatch.described import with_arguments
@@ -64,6 +65,9 @@ LACKS = {
 }
 """Notes on features that a policy, an eviction or a router depends on and a run lacks, by names in `depends_on` and `about.lacks`."""
 
+MOST_SECONDS = {"ttft": 100, "tbt": 10, "tpot": 10, "total": 3600}
+"""Objectives from which on they may have been given in milliseconds."""
+
 PLANNING = ("num_plans", "planning_seconds", "delay_seconds")
 """Keys of the planning times on this machine (`cbatch.sim.PlanningExecutor`)."""
 
@@ -103,6 +107,8 @@ def limits_of(known: Sequence[About]) -> list[Note]:
         notes.append(Note(f"true output lengths available to the policy, as max_new_tokens{_of_several(seen)}"))
     if any(prefixes := [about.get("prefixes", False) for about in known]):
         notes.append(Note(f"prefixes are not reused: every prompt is computed in full{_of_several(prefixes)}"))
+    if long := dict.fromkeys(text for about in known for text in _long_objectives(about)):
+        notes.append(Note(f"objectives are in seconds: {', '.join(long)}", "give 0.5 for 500 ms"))
     if texts := {text for about in known for text in unread_chunk(about)}:
         unread = {with_arguments(about["policy"], about["whole_numbers"]) for about in known if unread_chunk(about)}
         notes.append(Note(f"{' '.join(sorted(texts))}: not read by {', '.join(sorted(unread))}"))
@@ -172,6 +178,14 @@ def _sizes_note(known: Sequence[About]) -> Note:
         if len(most) > 1
         else Note("")
     )
+
+
+def _long_objectives(about: About) -> Iterator[str]:
+    """Yields the settings of objectives that are at least `MOST_SECONDS`."""
+    for key, value in about.get("identity", {}).items():
+        of, _, name = key.rpartition(".")
+        if of.endswith(("slo", "objectives")) and value is not None and value >= MOST_SECONDS.get(name, inf):
+            yield f"{key}={value:g}"
 
 
 def _drained(about: About) -> int:

@@ -119,7 +119,8 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         those = f", in {' and '.join(ending)}" if transfers and len(ending) < len(pools) else ""
         range_ = f"{least:,} to " * (least != most) + count_text(most, "request")
         idle = f"; {count_text(balance['idle'], 'replica')} computed nothing" if "idle" in balance else ""
-        yield "replicas", f"{whole}{range_} each{those}{paid}{idle}"
+        each = " each" * (not those or sum(pools[pool]["replicas"] for pool in ending) > 1)
+        yield "replicas", f"{whole}{range_}{each}{those}{paid}{idle}"
     if transfers:
         timed = {"visible_seconds": "left after the prefill", "copied_seconds": "for the copy of a prefix"}
         means = {what: number(transfers.get(key), 1e3) for key, what in timed.items()}

@@ -20,6 +20,7 @@ from tabulate import tabulate
 
 from cbatch import ConfigError
 from cbatch.validation import nearest
+from experiments.report.conditions import is_extrapolated, is_stated_overload
 from experiments.report.headings import COLUMNS, MOST_OF_A_PATTERN, flat, heading_of
 from experiments.report.intervals import few_text, mean_of
 from experiments.report.labels import chosen_settings, code_text, label_runs, layouts, settings_of, with_given
@@ -215,7 +216,14 @@ def run_table(
             f"{of.text} {mean.number}" for mean, of in zip(means, headings, strict=True) if 0 < mean.number < len(group)
         ]
         scarce += [f"{label}: {', '.join(fewer)}"] * bool(fewer)
+    equal = _equal_texts(groups, [cells for _, *cells in rows])
     heads = ["run", *(heading.text for heading in headings)]
+    for head, holds in (("overload [runs]", is_stated_overload), ("extrapolated [runs]", is_extrapolated)):
+        counts = [sum(holds(summary["about"]) for summary in group["summary"]) for _, group in groups]
+        if 0 < sum(counts) < len(runs):  # of all runs, the notes say it
+            heads.append(head)
+            for row, number, (_, group) in zip(rows, counts, groups, strict=True):
+                row.append(f"{number} of {len(group)}")
     layouts: list[list[Sequence[str]]] = [[heads, *rows]]
     if tablefmt != "simple" or sys.stdout.isatty():
         first, *others = zip(heads, *rows, strict=True)
@@ -227,7 +235,6 @@ def run_table(
     origins = notes_of(summary["about"] for summary in runs["summary"])
     replications = _replications_text(dict(groups), any("[" in cell for _, *cells in rows for cell in cells))
     nothing = f"0 in all rows: {', '.join(heading_of(key).text for key in zeros)}" if zeros else ""
-    equal = _equal_texts(groups, [cells for _, *cells in rows])
     lacking = f"runs that have the figure, where some lack it: {'; '.join(scarce)}" * bool(scarce)
     texts = [nothing, price_text(runs, shown), replications, lacking, *equal, tail, omitted_text(omitted), *origins]
     return "\n".join(filter(None, [table + end, *texts]))

@@ -23,6 +23,7 @@ from experiments.workloads.seeds import Purpose, generator, request_seeds
 from experiments.workloads.trace import MOST_TOKENS, Column, Ints, Trace
 
 MOST_REQUESTS = 10_000_000  # the most requests of a run
+_LOAD = "a share above 0, at most 10, not percent: 0.5 for half of the highest rate that any policy can sustain"
 
 
 def as_range(value: object, accept: ValidatorFunctionWrapHandler) -> Any:
@@ -99,7 +100,7 @@ class Workload(Described, ABC):
     num_requests: Annotated[int, whole(1, MOST_REQUESTS)] | None = None
     sampling: Annotated[SamplingKeys, Give("keys of it, as in workload.sampling.temperature=0.7")] = SamplingKeys()
     ignore_eos: bool = True
-    load: Annotated[float, positive("0.5 for half of the highest rate that any policy can sustain")] | None = None
+    load: Annotated[float, Field(gt=0, le=10), Give(_LOAD)] | None = None
     replications: Annotated[int, whole(1, 10_000)] = 1
 
     def __post_init__(self) -> None:

@@ -67,7 +67,7 @@ def test_prefillers_end_no_requests_and_say_what_they_computed(tmp_path: Path) -
     lines = dict(re.findall(r"^(pool \w|\w+) +(.*)$", str(run), re.MULTILINE))
     assert lines["pool p"].startswith("600 tokens prefilled by 2 replicas: ")
     assert lines["pool d"].startswith("30 tokens prefilled; 6 requests, 150 output tokens by 1 replica: ")
-    assert lines["replicas"] == "6 requests each, in d"
+    assert lines["replicas"] == "6 requests, in d"
     assert "0 preemptions, 24 tokens recomputed (3.1%) after moves" in str(run), "6 x 4 of 630 + 6 x 23"
     sent = (
         6 * 96 * 2 * 32 * 8 * 128 * 2 / 1e9
@@ -162,7 +162,7 @@ def test_a_pool_that_ends_no_request_has_no_price_of_one() -> None:
     lines = str(simulate("orca", "open_loop", requests=1, pools=pools, price=3, prefix_cache=True)).splitlines()
     prefill, decode = (next(line for line in lines if line.startswith(f"pool {pool} ")) for pool in pools)
     assert prefill.endswith("; $6/h") and "; $3/h, $" in decode and decode.endswith(" per million tokens")
-    assert any(line.endswith(" 1 request each, in d; 1 replica computed nothing") for line in lines)
+    assert any(line.endswith(" 1 request, in d; 1 replica computed nothing") for line in lines)
 
 
 @pytest.mark.long

@@ -104,6 +104,20 @@ def test_a_figure_states_the_settings_of_the_workload_that_all_runs_were_given()
     assert given_text([{"overrides": ["batch=4"]}, {}]) == ""
 
 
+def test_objectives_in_milliseconds_are_told_their_unit() -> None:
+    """500 and 50, meant as milliseconds, are minutes; 60 s to the first token and an hour less a second in all are of batch jobs."""
+    keys = {
+        "workload.slo.ttft": 500.0,
+        "workload.slo.tbt": 50.0,
+        "metrics.objectives.total": None,
+        "workload.ttft": 900,
+    }
+    said = "objectives are in seconds: workload.slo.ttft=500, workload.slo.tbt=50: give 0.5 for 500 ms"
+    assert notes_of([{**simulated(), "identity": keys}])[-1] == said
+    batch = {"workload.tiers.slow.slo.ttft": 60.0, "workload.tiers.slow.slo.total": 3599.0}
+    assert notes_of([{**simulated(), "identity": batch}]) == notes_of([simulated()])
+
+
 def test_seeds_whose_caches_differ_are_told_how_to_make_them_equal() -> None:
     """As activations for the longest request drawn are set aside; a batch of 8 is another setting, not a replication."""
     runs = ((0, 4, 400), (1, 4, 300), (0, 8, 100), (1, 8, 100))

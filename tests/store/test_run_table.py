@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from hand_made import ABOUT, make_record, make_summary, write_run
+from test_figures_shown import simulated
 
 from cbatch import SLO
 from experiments import plot
@@ -111,6 +112,19 @@ def test_a_table_shows_the_latencies_of_up_to_8_clients(number: int) -> None:
     head, row, *_ = cells(run_table(runs(summary(clients=clients), summary("b"))))
     named = {name: value for name, value in zip(head, row, strict=True) if name.startswith("client a.0: ")}
     assert named == ({"client a.0: TTFT P99 [s]": "2", "client a.0: TPOT P99 [ms]": "20"} if number == 6 else {})
+
+
+def test_a_row_says_in_how_many_of_its_runs_the_server_was_overloaded_or_times_were_extrapolated() -> None:
+    """Two runs of a, of which one waits with 9 requests where 4 may run, and one of b, extrapolated; of all runs the notes say it."""
+    waiting, outside = (9, 0, 0), (0, 0, 3)
+    rows = [summary("a"), summary("a"), summary("b")]
+    for row, number, extrapolated in zip(rows, waiting, outside, strict=True):
+        row["about"] |= {**simulated(extrapolated, compared={"batches": []}), "mean_waiting": number}
+    table = runs(*rows)
+    head, first, second, *_ = cells(run_table(table))
+    assert head[-2:] == ["overload [runs]", "extrapolated [runs]"]
+    assert (first[-2:], second[-2:]) == (["1 of 2", "0 of 2"], ["0 of 1", "1 of 1"])
+    assert "[runs]" not in run_table(table[:1]) + run_table(table[1:2])
 
 
 def test_figures_that_are_0_in_all_rows_stand_below_the_table() -> None:

@@ -119,6 +119,12 @@ def settings(workload: Workload) -> Settings:
 
 
 @pytest.mark.long
+def test_a_load_in_percent_is_refused_and_one_of_an_overload_study_is_not(trace: TraceReplay) -> None:
+    assert replace(trace, load=3.0).load == 3
+    with pytest.raises(WorkloadError, match=r"^workload\.load=70.0: give a share above 0, at most 10, not percent"):
+        replace(trace, load=70.0)
+
+
 def test_a_load_is_a_share_of_the_highest_rate_of_all_replications_together(trace: TraceReplay) -> None:
     of_a_trace = [replace(trace, load=0.5, replications=2, seed=seed) for seed in (0, 1)]
     drawn = [replace(OPEN, load=0.5, replications=2, seed=seed) for seed in (0, 1)]
