@@ -9,10 +9,10 @@ import json
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -169,6 +169,20 @@ def test_a_document_is_followed_from_top_to_bottom(document: Path, folder: Path,
             seen_before = document != DOCUMENTS[0] and line.partition("  ")[0] in README
             if not seen_before and not any(re.match(pattern, line) for pattern in ELSEWHERE):
                 follow(line, folder)
+
+
+def test_the_tests_that_documents_show_pass(folder: Path) -> None:
+    shown = [block for document in DOCUMENTS for block in blocks(document) if (block.file or "").startswith("test_")]
+    for block in [*blocks(DOCUMENTS[0]), *shown]:
+        write(block, folder)
+    tests = list[Callable[[], None]]()
+    with as_in_a_new_process(folder, ["python"]):
+        for block in shown:
+            exec(compile(block.text, str(block.file), "exec"), names := dict[str, Any]())
+            tests += [value for name, value in names.items() if name.startswith("test_")]
+        for test in tests:
+            test()
+    assert tests
 
 
 def test_the_methods_that_the_architecture_names_exist() -> None:
