@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from graphlib import CycleError, TopologicalSorter
 from inspect import signature
 from itertools import accumulate, pairwise
 from typing import Any
@@ -61,20 +62,43 @@ def without_shared(texts: Iterable[str]) -> dict[str, str]:
     return short
 
 
-def with_arguments(text: str, arguments: Mapping[str, Any]) -> str:
-    """Returns an object's text with further arguments, those of an argument's own object as `drafting.k`; texts of another form as they are."""
-    name, _, rest = text.partition("(")
-    parts = [argument.partition("=") for argument in _split(rest[:-1]) if argument]
-    if not name.isidentifier() or rest[-1:] not in ("", ")") or not all(mark for _, mark, _ in parts):
+def merge_orders(texts: Iterable[str]) -> list[str]:
+    """Returns the names of the arguments of objects of one class, in an order that all texts have; empty if there is none."""
+    sorter = TopologicalSorter[str]()
+    for names in ([*(_shown(text) or ())] for text in sorted({*texts})):
+        for place, name in enumerate(names):
+            sorter.add(name, *names[:place])
+    try:
+        return [*sorter.static_order()]
+    except CycleError:
+        return []
+
+
+def with_arguments(text: str, arguments: Mapping[str, Any], order: Sequence[str] = ()) -> str:
+    """Returns an object's text with further arguments, those of an argument's own object as `drafting.k`; texts of another form as they are.
+
+    order: of the names of arguments; others follow.
+    """
+    if (shown := _shown(text)) is None:
         return text
-    shown = {key: value for key, _, value in parts}
     for key, value in arguments.items():
         head, _, inner = key.partition(".")
         if not inner:
             shown.setdefault(head, text_of(value))
         elif head in shown:
             shown[head] = with_arguments(shown[head], {inner: value})
-    return f"{name}({', '.join(f'{key}={value}' for key, value in shown.items())})" if shown else name
+    names = [*(name for name in order if name in shown), *(name for name in shown if name not in order)]
+    kind = text.partition("(")[0]
+    return f"{kind}({', '.join(f'{name}={shown[name]}' for name in names)})" if names else kind
+
+
+def _shown(text: str) -> dict[str, str] | None:
+    """Returns the arguments in an object's text; None for a text of another form."""
+    name, _, rest = text.partition("(")
+    parts = [argument.partition("=") for argument in _split(rest[:-1]) if argument]
+    if not name.isidentifier() or rest[-1:] not in ("", ")") or not all(mark for _, mark, _ in parts):
+        return None
+    return {key: value for key, _, value in parts}
 
 
 def _split(arguments: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from cbatch import ConfigError
-from cbatch.described import class_name, describe, with_arguments, without_shared
+from cbatch.described import class_name, describe, merge_orders, with_arguments, without_shared
 from cbatch.validation import nearest
 from experiments.keys import key_of
 from experiments.report.intervals import significant
@@ -71,6 +71,7 @@ def with_given(runs: pd.DataFrame) -> "pd.Series[str]":
         names = [_given_for_policy(about) for about in abouts]
         given = set[str]().union(*names)
         absent = {"drafting": "none"} if "drafting" in given else {}  # where a section has no rule
+        further = list[dict[str, Any]]()
         for place, section, about, named in zip(rows.index, sections, abouts, names, strict=True):
             sizes = about["whole_numbers"] if unread_chunk(about) else {}
             own = absent | {
@@ -81,7 +82,11 @@ def with_given(runs: pd.DataFrame) -> "pd.Series[str]":
             for key in _following_chunk(about, section, named):
                 own.pop(key, None)
                 policies[place] = re.sub(rf"\b(?<!\.){key}=(?={section[key]}\b)", "chunk=", policies[place])
-            policies[place] = with_arguments(policies[place], own | sizes)
+            further.append(own | sizes)
+        order = merge_orders(policies[rows.index])
+        policies[rows.index] = [
+            with_arguments(text, own, order) for text, own in zip(policies[rows.index], further, strict=True)
+        ]
     return policies
 
 

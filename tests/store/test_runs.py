@@ -11,6 +11,7 @@ import pytest
 from hand_made import ABOUT, write_run
 
 from cbatch import ConfigError
+from cbatch.described import merge_orders
 from experiments.plots import series
 from experiments.plots.series import check_few, describe_points, load_runs, load_series, points_of
 from experiments.plots.style import Look
@@ -74,6 +75,17 @@ def test_a_policy_has_the_arguments_that_vary_or_were_given_also_their_defaults(
         *("orca(drafting=ema(low=1, high=2))", "orca(drafting=none)", "fcfs"),
     ]
     assert labels(run("a text, of (its", "policy=x(a=1)", policy__a=1)) == ["a text, of (its"]
+
+
+def test_the_labels_of_a_policy_have_their_arguments_in_one_order() -> None:
+    """Defaults, age=200 and tpot=0.03, are where the other labels have them; `most`, the default of all, was given and follows."""
+    texts = {(0.02, 0): "A(tpot=0.02, age=0, p=x)", (0.03, 0): "A(age=0, p=x)", (0.02, 200): "A(tpot=0.02, p=x)"}
+    runs = [run(text, "policy.most=9", policy__tpot=t, policy__age=a, policy__most=9) for (t, a), text in texts.items()]
+    assert labels(*runs) == [
+        *("A(tpot=0.02, age=0, p=x, most=9)", "A(tpot=0.03, age=0, p=x, most=9)", "A(tpot=0.02, age=200, p=x, most=9)")
+    ]
+    assert merge_orders(["A(b=1, d=1)", "A(a=1, d=1)", "A(a=1, b=1)", "A"]) == ["a", "b", "d"]
+    assert merge_orders(["A(a=1, b=1)", "A(b=1, a=1)"]) == [], "a user's text may have any order"
 
 
 @pytest.mark.parametrize(
