@@ -72,7 +72,7 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     lost = f"{'; ' if whole else ', '}{whole}{rejected:,} rejected" + f", {cancelled:,} cancelled" * bool(cancelled)
     lost += f", {broken_off:,} ended by the policy after their first tokens" * bool(broken_off)
     if (offered := number(run.get("offered_requests_per_second"))) != "-":
-        lost += f", {offered} per second {'arrived' if summary.get('sessions') else 'offered'}"
+        lost += f", {offered} per second offered"
     yield "requests/s", f"{number(speed['requests_per_second'])}: {counted:,} served in {seconds} s{lost}"
     objectives = summary["about"].get("objectives", {})
     if goodput:
