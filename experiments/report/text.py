@@ -248,7 +248,7 @@ def intervals_text(compared: Compared, most: float = math.inf, error: float = 0.
     low, high = (format_number(min(max(end, -most), most)) for end in compared.difference[1:])
     ratio += f" [{', '.join(ends)}]" * (ratio != "-")
     remark = "significant" if compared.significant else not_significant(compared)
-    remark += f"; below {error:.0%}" * (compared.significant and abs(compared.ratio[0] - 1) < error)
+    remark += f"; below {error:.0%}" * (compared.significant and 1 / (1 + error) < compared.ratio[0] < 1 + error)
     return [ratio, f"{difference} [{low}, {high}]", remark]
 
 

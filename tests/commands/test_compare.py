@@ -123,6 +123,7 @@ def compared(*things: pd.DataFrame, baseline: str = "") -> str:
         ("tpot_seconds.p99", 1.058, True, "significant; below 10%"),
         ("tpot_seconds.p99", 0.92, True, "significant; below 10%"),
         ("tpot_seconds.p99", 1.11, True, "significant"),
+        ("tpot_seconds.p99", 0.905, True, "significant"),
         ("tpot_seconds.p99", 1.058, False, "significant"),
         ("clients.a.b.ttft_seconds.mean", 1.06, True, "significant; below 7%"),
         ("run.seconds", 1.01, True, "significant"),
@@ -131,7 +132,7 @@ def compared(*things: pd.DataFrame, baseline: str = "") -> str:
 def test_a_significant_difference_below_the_error_of_simulation_says_so(
     key: str, ratio: float, simulated: bool, remark: str
 ) -> None:
-    """TPOT P99 from 10% on, mean TTFT from 7%, as docs/hardware-profiles.md says; no error of other figures is known, and none of measured runs."""
+    """TPOT P99 from 10% on, the larger over the smaller, mean TTFT from 7%, as docs/hardware-profiles.md says; no error of other figures is known, and none of measured runs."""
     *_, name = groups = key.rpartition(".")
     about = {**ABOUT, "simulated": simulated, "execution": {"profile": "h200", "error": "", **OUTSIDE}}
     summaries = [{"about": about, groups[0]: {name: 0.0}}] * 3
