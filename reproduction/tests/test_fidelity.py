@@ -296,6 +296,9 @@ def test_the_command_compares_kept_runs_and_stamps_the_profile(
     assert stamped["models"] == profile["models"]
     compared = stamped["compared"].pop("async")
     assert not stamped["compared"] and {*compared.pop("largest_error").values()} == {0.0}  # the runs are simulated
+    assert {*compared.pop("largest_error_of_ratios").values()} == {0.0}
+    low, high = compared.pop("shares_of_bound")
+    assert low == high > 0, "three policies with the same arrivals"
     conditions = {"models": ["llama-3.1-8b"], "gpus": 1, "batches": [16, 16], "loads": [0.45, 0.45]}
     assert compared == conditions | {"runs": 6, "cards": 1, "date": today(), "see": compared["see"]}
-    assert "largest error: mean 0%, P50 0%, P90 0%, P99 0%; batch 16, load 45%" in printed
+    assert "largest error: mean 0%, P50 0%, P90 0%, P99 0%; batch 16, load 45% of capacity" in printed

@@ -144,7 +144,7 @@ def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:
             "largest_error_of_ratios": ratio_errors([result])["largest"].round(4).to_dict(),
             "batches": batches,
             "loads": loads,
-            "shares_of_bound": [share for run in runs if (share := run.get("share_of_bound")) is not None],
+            "shares_of_bound": [round(share, 2) for run in runs if (share := run.get("share_of_bound")) is not None],
         }
     return {"compared": compared}
 
