@@ -127,8 +127,10 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
 def check_argument(key: str, target: str, remedy: str = "") -> None:
     """Raises ConfigError if the target of the key's section does not accept the argument."""
     path, _, name = key.rpartition(".")
-    parameters = parameters_of(locate(path, target))
+    parameters = parameters_of(located := locate(path, target))
     if not takes(parameters, name):
+        if getattr(located, "requests", None) == ():
+            raise ConfigError(f"{key}: a server's clients send its requests; {nearest(name, parameters)}")
         if path == "backend" and not parameters:
             raise ConfigError(f"{key}: backend=auto has no {name}; give backend=sim, cpu or cuda")
         # `compose` gives the `chunk` of `policy=NAME(chunk=N)` to `chunking`

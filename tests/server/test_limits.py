@@ -118,6 +118,8 @@ def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
     ("argument", "error"),
     [
         ("workload=closed", "workload=closed: clients send"),
+        ("workload.timeout=2", "workload.timeout: a server's clients send its requests; known: slo, temperature"),
+        ("timeout=2", "timeout: no such key; did you mean"),
         ("time_scale=2", "time_scale=2: real tokens"),
         ("stream=true", "stream, bounds:"),
         ("autoscale=wva_v1 backend.replicas=2", "autoscale: a server's number of replicas is fixed"),
