@@ -19,6 +19,7 @@ from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
 from experiments.keys import key_of
 from experiments.report.headings import flat
+from experiments.settings.backend import Pool
 from experiments.settings.construct import BY_IMPORT_PATH, check_argument
 from experiments.settings.groups import CONFIG_FOLDER, compose_config, initialized, parse, version_of_files
 from experiments.settings.settings import GROUPS
@@ -126,6 +127,8 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
         return f"{section}={whole[section]}: would be mixed with the keys of the option in use; give {section}={yours}"
     first = [override.partition(",")[0] for override in overrides if "={" not in override]  # first of a sweep's values
     options = [text for text in first if text.partition("=")[0] in (*GROUPS, "hydra.searchpath")]
+    if of_pool := _in_pool(key, overrides):
+        return f"{of_pool}: no such key; did you mean ++backend.pools.{of_pool.removeprefix('backend.pools.')}?"
     keys = default_keys(name, options if options != list(overrides) else [])  # else the options have the key
     values = dict(flat(keys))
     given = dict(text.partition("=")[::2] for text in first)
@@ -144,10 +147,18 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
     if inside and len(inside) <= _FEW and not any(known.startswith(f"{section}.") for known in near):
         return f"{key}: no such key; {section} has {', '.join(known.removeprefix(f'{section}.') for known in inside)}"
     alike = inside or [*values, *keys, "seeds"]
-    if not near and (elsewhere := _in_open_loop(argument, name)):
+    if not near and name != "server" and (elsewhere := _in_open_loop(argument, name)):
         return f"{key}: no such key; workload={OPEN_LOOP} has {elsewhere}"
     near = near or get_close_matches(key, [*alike, *GROUPS, "hydra/launcher"], 1) or ["one that --help lists"]
     return f"{key}: no such key; did you mean {' or '.join(near[:3])}?"
+
+
+def _in_pool(key: str, overrides: Sequence[str]) -> str:
+    """Returns the key that was given, such as `d.kv_tokens` for a pool d of `backend.pools`; empty if it is no key of a pool."""
+    given = next((key_of(text) for text in overrides if f"{key_of(text)}.".startswith(f"{key}.")), "")
+    pool, _, argument = given.removeprefix("backend.pools.").rpartition(".")
+    pools = "".join(text for text in overrides if key_of(text) == "backend.pools")
+    return given if argument in Pool.__dataclass_fields__ and re.search(rf"\b{re.escape(pool)}:", pools) else ""
 
 
 def _in_open_loop(argument: str, name: str) -> str:

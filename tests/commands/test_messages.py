@@ -33,7 +33,7 @@ def remedies(message: str, words: Sequence[str]) -> Iterator[list[str]]:
     wrong, _, told = re.sub(r"^(bench|check|profile|CBATCH='[^']*'): ", "", message).partition(": ")
     key, equals, _ = wrong = wrong.rpartition(" ")[2].partition("=")
     for name in re.findall(
-        r"[\w./-]+(?=(?: or [\w./-]+)*\?)", told.partition("did you mean ")[2].partition("?")[0] + "?"
+        r"[+\w./-]+(?=(?: or [\w./-]+)*\?)", told.partition("did you mean ")[2].partition("?")[0] + "?"
     ):
         whole = any(key_of(word).startswith(key) for word in words) and ("." in name or "no such key" in told)
         if equals or whole or message.startswith("plot"):
