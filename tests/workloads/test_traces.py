@@ -51,6 +51,10 @@ SAMPLES = {
         "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.8\n2015,156,2171,12.9",
         [(None, 3772, 54), (None, 2015, 156)],
     ),
+    "lengths, spaces after and before commas": (
+        "arrived_at, num_prefill_tokens ,num_decode_tokens\n1, 5,6\n2.5 ,7, 8\n",
+        [(0.0, 5, 6), (1.5, 7, 8)],
+    ),
     "vtc": (
         "arrival_s,client,prompt_tokens,output_tokens,fcfs_ttft_s\n5.5,client13,13,199,1.18\n6.25,client2,36,137,1.55\n",
         [(0.0, 13, 199), (0.75, 36, 137)],

@@ -104,7 +104,7 @@ def parse_table(path: str, text: str, at_most: int | None = None) -> Table:
         names = dict.fromkeys(name for row in objects for name in row)
         return Table(path, {name: [row.get(name) for row in objects] for name in names}, range(1, 1 + len(objects)))
     try:
-        lines = csv.reader(StringIO(text), strict=True)
+        lines = csv.reader(StringIO(text), strict=True, skipinitialspace=True)
         header, *rows = lines if at_most is None else islice(lines, 1 + at_most)
     except csv.Error as error:
         raise WorkloadError(f"{path}: is not CSV ({error}); give a CSV or JSON-lines file") from None
@@ -121,7 +121,7 @@ def parse_table(path: str, text: str, at_most: int | None = None) -> Table:
         raise at_line(path, 1, f"{shorten(','.join(header))} is a header without rows; give a file with requests")
     columns: dict[str, list[str | None]] = {}
     for name, *values in zip_longest(header, *rows):
-        columns.setdefault(name, values)
+        columns.setdefault(name.strip(), values)
     return Table(path, columns, range(2, 2 + len(rows)))
 
 
