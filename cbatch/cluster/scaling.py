@@ -26,7 +26,7 @@ class Autoscaler(Protocol):
     """Decides how many replicas there are."""
 
     def wanted(self, view: ClusterView) -> Mapping[str, int] | int:
-        """Returns the replicas wanted in each pool by its name, or in the only pool; asked at 0 s and at each tick.
+        """Returns the replicas wanted, with pools of each by its name; asked at 0 s and at each tick.
 
         Replicas that start count; those that drain do not. The cluster keeps the numbers between `Scaling.least` and the pool's replicas.
         """
@@ -129,7 +129,7 @@ class Fleet:
         valid = isinstance(numbers, Mapping) and numbers.keys() == pools.keys()
         counts = numbers.values() if valid else [None]
         if not all(isinstance(n, SupportsIndex) and not isinstance(n, bool) and index(n) >= 0 for n in counts):
-            of = f" of each pool: {', '.join(pools)}" if any(pools) else ""
+            of = f" of each pool, as in {dict.fromkeys(pools, 1)}" if any(pools) else ""
             remedy = f"return the number of replicas{of} (whole, at least 0)"
             raise PolicyError(f"{where}: wanted() returned {answer!r}; {remedy}")
         self.is_cut |= any(index(numbers[pool]) > len(pools[pool]) for pool in pools)

@@ -186,8 +186,8 @@ def test_a_router_with_old_reports_sends_nothing_to_what_drains() -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (2, r"autoscaler Scripted, 0 s: wanted\(\) returned 2; return the number of replicas of each pool: a, b"),
-        ({"a": 1}, r"wanted\(\) returned {'a': 1}; return the number of replicas of each pool: a, b"),
+        (2, r"autoscaler Scripted, 0 s: wanted\(\) returned 2; return .* of each pool, as in {'a': 1, 'b': 1}"),
+        ({"a": 1}, r"wanted\(\) returned {'a': 1}; return .* of each pool, as in {'a': 1, 'b': 1}"),
         ({"a": 1, "b": 1.5}, r"wanted\(\) returned {'a': 1, 'b': 1.5}.*whole, at least 0"),
         ({"a": 1, "b": -1}, r"wanted\(\) returned {'a': 1, 'b': -1}.*whole, at least 0"),
         ({"a": 1, "b": True}, r"wanted\(\) returned {'a': 1, 'b': True}.*whole, at least 0"),
