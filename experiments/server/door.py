@@ -113,7 +113,8 @@ class Door:
                 raise ConfigError(f"prompt: no token {shorten(token)}; give ids from 0 to {spec.vocab_size - 1}")
         if (number := len(prompts) * body.n) > keys.max_open:
             problem = f"{number} answers at once exceed the server's max_open={keys.max_open}"
-            raise ConfigError(f"n={body.n}: {problem}; lower n, or send fewer prompts")
+            named, lower = (f"n={body.n}", "lower n, or ") if body.n > 1 else ("prompt", "")
+            raise ConfigError(f"{named}: {problem}; {lower}send fewer prompts")
         if len(self._open) + number > keys.max_open:
             self.meters.rejections.inc(number)
             self.put(Refused(number))

@@ -116,6 +116,8 @@ def test_more_answers_than_may_be_open_are_refused_for_good() -> None:
     for four in ({"n": 4}, {"prompt": ["a", "b"], "n": 2}):
         with pytest.raises(ConfigError, match=r"^n=.: 4 answers at once exceed the server's max_open=3; lower n"):
             asyncio.run(cast(Any, desk.open(**four)))
+    with pytest.raises(ConfigError, match=r"^prompt: 4 answers at once exceed the server's max_open=3; send fewer"):
+        asyncio.run(cast(Any, desk.open(prompt=["a", "b", "c", "d"])))
     assert desk.sent == [] and desk.door.meters.get_sample_value("cbatch:admission_rejections_total") == 0
 
 
