@@ -149,7 +149,8 @@ def _session_notes(known: Sequence[About]) -> Iterator[Note]:
     runs = [about.get("sessions") or {} for about in known]
     if any(full := [bool(of) and is_overloaded(about) for of, about in zip(runs, known, strict=True)]):
         more = "overload: the open sessions have no steady number, and figures depend on how many are served"
-        yield Note(f"{more}{_of_several(full)}", "give workload.sessions, or a lower rate")
+        sessions = "workload.sessions, or " * any(map(_keeps, compress(known, full)))
+        yield Note(f"{more}{_of_several(full)}", f"give {sessions}a lower rate")
     few = [bool(of) and not over and of["number"] < of["open"] for of, over in zip(runs, full, strict=True)]
     if any(few):
         pairs = compress(zip(runs, known, strict=True), few)
@@ -157,10 +158,16 @@ def _session_notes(known: Sequence[About]) -> Iterator[Note]:
         identity, remedy = about.get("identity", {}), "serve more sessions"
         needed = {"num_sessions": 2 * of["open"], "num_requests": 2 * of["turns"] * of["open"] / of["number"]}
         if name := next((name for name in needed if identity.get(f"workload.{name}") is not None), ""):
-            steady = f"workload.sessions={of['open']:.0f} workload.steady=true to begin with as many"
-            remedy = f"give workload.{name}={needed[name]:.0f} or more, and {steady}"
+            steady = f", and workload.sessions={of['open']:.0f} workload.steady=true to begin with as many"
+            remedy = f"give workload.{name}={needed[name]:.0f} or more{steady * _keeps(about)}"
         rate = f"about {of['open']:,.0f} would be open at this rate in the steady state"
         yield Note(f"{of['number']:,} sessions are too few: {rate}{_of_several(few)}", remedy)
+
+
+def _keeps(about: About) -> bool:
+    """Returns whether the workload of a run reads `sessions` and `steady`."""
+    identity = about.get("identity", {})
+    return "workload.steady" in identity and identity.get("workload.closed", True)
 
 
 def _sizes_note(known: Sequence[About]) -> Note:

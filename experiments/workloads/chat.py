@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from pydantic import WrapValidator
 
-from cbatch import Request
+from cbatch import Request, WorkloadError
 from cbatch.arrivals import Arrivals
 from cbatch.validation import Give, not_negative, whole
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload, as_range
@@ -40,8 +40,8 @@ class _Chats(NamedTuple):
 class Chat(DrawnRequests, ClosedLoop):
     """Chats. A turn's prompt is the system prompt, all earlier turns and answers, and new tokens.
 
-    closed: a turn arrives `pause` seconds, on average, after the previous answer. False is an open loop, without `sessions`: turns
-        arrive at drawn times, whether or not the previous turn has been answered. With real tokens, the answers within prompts are
+    closed: a turn arrives `pause` seconds, on average, after the previous answer. False is an open loop, without `sessions`, `steady`,
+        `max_length` and `too_long`: turns arrive at drawn times, whether or not the previous turn has been answered. With real tokens, the answers within prompts are
         drawn, and differ from the model's.
     num_requests: turns of all chats; in closed loop the last chat is whole.
     arrivals: of chats. lengths: of a turn's new tokens, and of its answer.
@@ -53,6 +53,14 @@ class Chat(DrawnRequests, ClosedLoop):
     turns: Turns = (8, 8)
     system: Annotated[int, whole(0, LONGEST)] = 1024
     pause: Annotated[float, not_negative("seconds")] = 10.0
+
+    def __post_init__(self) -> None:
+        unread = {"sessions": None, "steady": False, "max_length": None, "too_long": "error"}
+        given = [f"workload.{name}" for name, default in unread.items() if getattr(self, name) != default]
+        if not self.closed and given:
+            remedy = f"leave {'them' if len(given) > 1 else 'it'} out"
+            raise WorkloadError(f"{', '.join(given)}: not read by an open loop, workload.closed=false; {remedy}")
+        super().__post_init__()
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         return (ClosedLoop if self.closed else DrawnRequests).requests(self, vocabulary)

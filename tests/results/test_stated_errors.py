@@ -55,15 +55,21 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
 
 
 def test_sessions_are_too_few_where_there_is_a_steady_number() -> None:
-    """30 sessions of 8 turns where 90 would be open need six times 240 turns; under overload no number is enough."""
+    """30 sessions of 8 turns where 90 would be open need six times 240 turns; under overload no number is enough.
+
+    A workload without `steady`, and an open loop of chats, cannot begin with as many.
+    """
     counts = [{"number": 30, "turns": 240, "open": open_} for open_ in (30.0, 30.4, 90.0)]
-    chat = {**simulated(), "limits": {"batch": 8}, "mean_waiting": 8, "identity": {"workload.num_requests": 240}}
+    identity = {"workload.num_requests": 240, "workload.steady": False}
+    chat = {**simulated(), "limits": {"batch": 8}, "mean_waiting": 8, "identity": identity}
     few = [{**chat, "sessions": sessions} for sessions in (*counts, {})]
     assert notes_of([few[0], few[3]]) == notes_of([simulated()] * 2)
     said = "30 sessions are too few: about 90 would be open at this rate in the steady state"
     steady = "workload.sessions=90 workload.steady=true to begin with as many"
     assert notes_of(few)[-1] == f"{said}, in 2 of 4 runs: give workload.num_requests=1440 or more, and {steady}"
-    agents = {**few[2], "identity": {"workload.num_requests": None, "workload.num_sessions": 30}}
+    for other in ({"workload.num_requests": 240}, {**identity, "workload.closed": False}):
+        assert notes_of([{**few[2], "identity": other}])[-1] == f"{said}: give workload.num_requests=1440 or more"
+    agents = {**few[2], "identity": {**identity, "workload.num_requests": None, "workload.num_sessions": 30}}
     assert notes_of([agents])[-1] == f"{said}: give workload.num_sessions=180 or more, and {steady}"
     recorded = {**few[2], "identity": {"workload.num_requests": None}}
     assert notes_of([recorded])[-1] == f"{said}: serve more sessions"
@@ -72,6 +78,8 @@ def test_sessions_are_too_few_where_there_is_a_steady_number() -> None:
         over = [{**each, **measure} for each in few]
         assert notes_of(over)[-1] == f"{full}, in 3 of 4 runs: give workload.sessions, or a lower rate"
         assert footer_of(over[:1], [])[-1] == full
+        opened = {**over[0], "identity": {**identity, "workload.closed": False}}
+        assert notes_of([opened])[-1] == f"{full}: give a lower rate"
     assert footer_of([recorded], [])[-1] == said
 
 

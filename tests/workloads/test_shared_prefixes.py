@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbatch import CostFunction, KVSize, Limits, Request, Server
+from cbatch import CostFunction, KVSize, Limits, Request, Server, WorkloadError
 from cbatch.sim import SimExecutor
 from experiments.workloads import AllAtOnce, Chat, FixedLengths, GammaArrivals, PrefixGroups
 from policies.evictions import LRU
@@ -52,6 +52,18 @@ def test_another_seed_has_other_prefixes(workload: Any) -> None:
     drawn = [replace(workload, seed=seed).source(WORDS) for seed in (0, 1)]
     starts = [{tuple(each.prompt[:16]) for each in arrivals.due(0.0, 0)} for arrivals in drawn]
     assert starts[0] and not starts[0] & starts[1]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"sessions": 5}, {"steady": True}, {"sessions": 5, "steady": True}, {"too_long": "clip", "max_length": 90}],
+)
+def test_an_open_loop_of_chats_refuses_keys_that_it_does_not_read(given: dict[str, Any]) -> None:
+    with pytest.raises(
+        WorkloadError, match=r"not read by an open loop, workload\.closed=false; leave (it|them) out$"
+    ) as raised:
+        Chat(closed=False, arrivals=AllAtOnce(), lengths=LENGTHS, **given)
+    assert all(f"workload.{name}" in str(raised.value) for name in given)
 
 
 def test_a_turn_holds_the_turns_and_answers_before() -> None:
