@@ -213,7 +213,7 @@ def _result_of(
         "closing": int((served.last_token > last_begin(ended)).sum()) if kept else 0,
         "warming": run.facts.num_warming,
         "early_turns": {} if run.engine.arrivals.follow_ends else early_turns(ended, served),
-        "sessions": sessions_open(ended) if kept is None else {},
+        "sessions": {} if kept == 0 else sessions_open(ended, kept),
         **run.end,
     }
     lower = None if bounds is None else partial(regret, run.requests, served, bounds)

@@ -143,22 +143,26 @@ def last_begin(requests: Iterable[Entry]) -> float:
     return max((request.arrival_time for request in requests if not request.turn), default=0.0)
 
 
-def sessions_open(ended: Iterable[Entry]) -> dict[str, float]:
-    """Returns the sessions of a run, their turns, and how many would be open in the steady state; empty unless they begin at several times.
+def sessions_open(ended: Iterable[Entry], at_a_time: int | None = None) -> dict[str, float]:
+    """Returns the sessions of a run, their turns, and how many are to be open; empty if that is not known.
 
-    open: their rate times their mean duration (Little's law). A run of fewer sessions never has as many open.
+    kept: `at_a_time`. open: without it, how many would be open in the steady state: their rate times their mean duration (Little's law);
+    not known unless they begin at several times. A run of fewer sessions never has as many open.
     """
     turns = [request for request in ended if request.turn is not None and request.session is not None]
     begins, ends = dict[str | None, float](), dict[str | None, float]()
     for turn in turns:
         begins[turn.session] = min(begins.get(turn.session, np.inf), turn.arrival_time)
         ends[turn.session] = max(ends.get(turn.session, 0.0), turn.finished_at or turn.arrival_time)
+    numbers: dict[str, float] = {"number": len(begins), "turns": len(turns)}
+    if at_a_time is not None:
+        return {**numbers, "kept": at_a_time}
     span = max(begins.values(), default=0.0) - min(begins.values(), default=0.0)
     if not span:
         return {}
     rate = (len(begins) - 1) / span
     seconds = np.array([ends[session] - begin for session, begin in begins.items()])
-    return {"number": len(begins), "turns": len(turns), "open": rate * mean(seconds)}
+    return {**numbers, "open": rate * mean(seconds)}
 
 
 def early_turns(ended: Iterable[Entry], served: Served) -> dict[str, int]:

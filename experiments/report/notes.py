@@ -1,24 +1,18 @@
 """Notes on results, below each run, table, plot and comparison: the origin of times, and the limits of the figures."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, compress
+from itertools import chain
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from cbatch.described import with_arguments
 from experiments.keys import key_of
-from experiments.report.conditions import About, beyond_text, is_overloaded
+from experiments.report.conditions import About, beyond_text
+from experiments.report.session_notes import Note, of_several, session_notes
 from experiments.store.sources import mixed
 
 FEWEST_IN_TAIL = 10
 """Requests that should lie beyond a percentile of a run. With fewer, the percentile is close to the maximum, and biased."""
-
-
-class Note(NamedTuple):
-    """A note on results. remedy: what the user may do about it, which is left out below a figure."""
-
-    fact: str
-    remedy: str = ""
 
 
 LACKS = {
@@ -83,7 +77,7 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
 
 def _counted(texts: Sequence[str]) -> list[str]:
     """Returns the texts of runs in order, once each, and in how many runs those are that not all have; empty ones are left out."""
-    return [f"{text}{_of_several([text == other for other in texts])}" for text in sorted({*texts} - {""})]
+    return [f"{text}{of_several([text == other for other in texts])}" for text in sorted({*texts} - {""})]
 
 
 def limits_of(known: Sequence[About]) -> list[Note]:
@@ -94,7 +88,7 @@ def limits_of(known: Sequence[About]) -> list[Note]:
     if any(outside):
         total = sum(about.get("iterations", 0) for about in known)
         share = f" of {total:,}" if total >= sum(outside) else ""  # unknown of a search
-        counted = f"{sum(outside):,}{share}{_of_several(outside)}"
+        counted = f"{sum(outside):,}{share}{of_several(outside)}"
         notes.append(Note(f"iterations outside the measured range: {counted}; their times are extrapolated"))
     if planning := [about["execution"]["planning"] for about in known if "planning" in about["execution"]]:
         plans, seconds, late = (sum(each[key] for each in planning) for key in PLANNING)
@@ -104,9 +98,9 @@ def limits_of(known: Sequence[About]) -> list[Note]:
     for profile, error in sorted({(of["profile"], of["error"]) for of in predictions}):
         notes.append(Note(f"view.cost predicts with profile {profile} ({error})"))
     if any(seen):
-        notes.append(Note(f"true output lengths available to the policy, as max_new_tokens{_of_several(seen)}"))
+        notes.append(Note(f"true output lengths available to the policy, as max_new_tokens{of_several(seen)}"))
     if any(prefixes := [about.get("prefixes", False) for about in known]):
-        notes.append(Note(f"prefixes are not reused: every prompt is computed in full{_of_several(prefixes)}"))
+        notes.append(Note(f"prefixes are not reused: every prompt is computed in full{of_several(prefixes)}"))
     if long := dict.fromkeys(text for about in known for text in _long_objectives(about)):
         notes.append(Note(f"objectives are in seconds: {', '.join(long)}", "give 0.5 for 500 ms"))
     if texts := {text for about in known for text in unread_chunk(about)}:
@@ -114,7 +108,7 @@ def limits_of(known: Sequence[About]) -> list[Note]:
         notes.append(Note(f"{' '.join(sorted(texts))}: not read by {', '.join(sorted(unread))}"))
     for name, note in LACKS.items():
         if any(lacking := [_lacks(about, name) for about in known]):
-            notes.append(Note(f"{note.fact}{_of_several(lacking)}", note.remedy))
+            notes.append(Note(f"{note.fact}{of_several(lacking)}", note.remedy))
     if early := [turns for about in known if (turns := about.get("early_turns"))]:
         turns, arrived, answered = (sum(each[key] for each in early) for key in ("turns", "arrived", "answered"))
         if arrived:
@@ -126,7 +120,7 @@ def limits_of(known: Sequence[About]) -> list[Note]:
         counted = f"{most:,} requests at the end count, when fewer and fewer sessions are left"
         remedies = [f"give metrics.drain_requests={most}"] * (most < fewest) + ["serve more"] * (2 * most > fewest)
         notes.append(Note(counted, ", and ".join(remedies)))
-    notes += [*_session_notes(known), _sizes_note(known)]
+    notes += [*session_notes(known), _sizes_note(known)]
     for key, what in (
         ("outputs_cut", "outputs cut at max_new_tokens"),
         ("cancelled", "requests whose client left"),
@@ -136,38 +130,12 @@ def limits_of(known: Sequence[About]) -> list[Note]:
         counts = [about.get(key, 0) for about in known]
         if any(counts):
             total = sum(about["requests"] + about.get(key, 0) * (key == "refused") for about in known)
-            notes.append(Note(f"{what}: {sum(counts):,} of {total:,}{_of_several(counts)}"))
+            notes.append(Note(f"{what}: {sum(counts):,} of {total:,}{of_several(counts)}"))
     if errors := [about["error"] for about in known if "error" in about]:
         notes.append(Note(f"ended by an error, see about.traceback in summary.json: {'; '.join(errors)}"))
     if different := mixed(about["code"] for about in known if "code" in about):
         notes.append(Note(f"made by different versions of {', '.join(different)}; see about.code in summary.json"))
     return [note for note in notes if note.fact]
-
-
-def _session_notes(known: Sequence[About]) -> Iterator[Note]:
-    """Yields notes on sessions that begin at their times: under overload, and if fewer are served than would be open at once."""
-    runs = [about.get("sessions") or {} for about in known]
-    if any(full := [bool(of) and is_overloaded(about) for of, about in zip(runs, known, strict=True)]):
-        more = "overload: the open sessions have no steady number, and figures depend on how many are served"
-        sessions = "workload.sessions, or " * any(map(_keeps, compress(known, full)))
-        yield Note(f"{more}{_of_several(full)}", f"give {sessions}a lower rate")
-    few = [bool(of) and not over and of["number"] < of["open"] for of, over in zip(runs, full, strict=True)]
-    if any(few):
-        pairs = compress(zip(runs, known, strict=True), few)
-        of, about = max(pairs, key=lambda pair: pair[0]["open"] / pair[0]["number"])
-        identity, remedy = about.get("identity", {}), "serve more sessions"
-        needed = {"num_sessions": 2 * of["open"], "num_requests": 2 * of["turns"] * of["open"] / of["number"]}
-        if name := next((name for name in needed if identity.get(f"workload.{name}") is not None), ""):
-            steady = f", and workload.sessions={of['open']:.0f} workload.steady=true to begin with as many"
-            remedy = f"give workload.{name}={needed[name]:.0f} or more{steady * _keeps(about)}"
-        rate = f"about {of['open']:,.0f} would be open at this rate in the steady state"
-        yield Note(f"{of['number']:,} sessions are too few: {rate}{_of_several(few)}", remedy)
-
-
-def _keeps(about: About) -> bool:
-    """Returns whether the workload of a run reads `sessions` and `steady`."""
-    identity = about.get("identity", {})
-    return "workload.steady" in identity and identity.get("workload.closed", True)
 
 
 def _sizes_note(known: Sequence[About]) -> Note:
@@ -211,11 +179,6 @@ def unread_chunk(about: About) -> list[str]:
     own = {f"chunk={number}" for number in about.get("whole_numbers", {}).values()}
     unread = [text for text in about.get("overrides", ()) if text.startswith("chunk=")]
     return [] if about.get("chunk") is not None or not own or own & {*unread} else unread
-
-
-def _of_several(counts: Sequence[int]) -> str:
-    """Returns in how many runs something was counted; an empty text for all of them."""
-    return "" if all(counts) else f", in {sum(map(bool, counts))} of {len(counts)} runs"
 
 
 def made_text(abouts: Iterable[About], digits: int = 12) -> str:

@@ -96,6 +96,7 @@ def test_sessions_open_in_the_steady_state_are_their_rate_times_their_duration()
     ]
     assert sessions_open(ended) == {"number": 3, "turns": 5, "open": pytest.approx(2 * 5)}
     assert sessions_open(ended[:2]) == sessions_open([]) == {}
+    assert sessions_open(ended, 4) == {"number": 3, "turns": 5, "kept": 4}
 
 
 @pytest.mark.long

@@ -83,6 +83,19 @@ def test_sessions_are_too_few_where_there_is_a_steady_number() -> None:
     assert footer_of([recorded], [])[-1] == said
 
 
+def test_sessions_are_fewer_than_are_to_be_kept_open() -> None:
+    """25 sessions of 200 turns are kept open as 25, not as 300, which need 24 times 200 turns to begin twice as many."""
+    counts = [{"number": 25, "turns": 126, "kept": kept} for kept in (25, 26, 300)]
+    asked = {**simulated(), "identity": {"workload.num_requests": 200, "workload.steady": True}}
+    few = [{**asked, "sessions": of, "queue_grows": True} for of in counts]
+    assert notes_of(few[:1]) == notes_of([simulated()]), "under overload, too, the number is steady"
+    said = "25 sessions are too few: workload.sessions=300 are never open, in 2 of 3 runs"
+    assert notes_of(few)[-1] == f"{said}: give workload.num_requests=4800 or more, or a smaller workload.sessions"
+    assert notes_of([{**few[1], "identity": {}}])[-1].endswith(
+        " workload.sessions=26 are never open: serve more sessions"
+    )
+
+
 def test_a_figure_gives_no_advice() -> None:
     closing = {"closing": 30, "requests": 40}
     footer = footer_of([{**simulated(), **closing, "lacks": [*LACKS]}], [])
