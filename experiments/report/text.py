@@ -195,8 +195,12 @@ def _sessions(figures: Summary) -> Iterator[tuple[str, str]]:
     number = format_number
     job, busy, turn = (number(figures[f"{of}_seconds"]["mean"]) for of in ("job", "busy", "turn"))
     ended = f"{figures['completed']:,} completed, {figures['abandoned']:,} abandoned"
-    yield "sessions", f"{ended}, {number(figures['per_hour'])} per hour; Jain's index {number(figures['jain_index'])}"
-    yield "job time", f"{job} s on average, {busy} s of them without pauses, {turn} s per turn"
+    if figures["completed"]:
+        jain = number(figures["jain_index"])
+        yield "sessions", f"{ended}, {number(figures['per_hour'])} per hour; Jain's index {jain}"
+        yield "job time", f"{job} s on average, {busy} s of them without pauses, {turn} s per turn"
+    else:
+        yield "sessions", f"{ended}: no times of jobs, as no session begins in the measured part and completes"
     if (lost := figures.get("cache_lost_share")) is not None:
         yield (
             "repeated",

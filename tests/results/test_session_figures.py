@@ -216,6 +216,11 @@ def test_sessions_in_the_report() -> None:
     assert (
         "repeated    58.3% of the tokens that turns repeat were not found in the prefix cache where they ran\n" in text
     )
+    begun = run_text(make_summary(make_record(), num_warming=len(TURNS), num_evicted_blocks=0))
+    assert (
+        "sessions    0 completed, 0 abandoned: no times of jobs, as no session begins in the measured part and" in begun
+    )
+    assert "job time" not in begun and "per hour" not in begun
     table = text.split("\n\n")[-1].splitlines()
     assert table[2].split() == ["0", "(4", "requests)", "2", "2", *"---"]
     summary["sessions"]["ttft_seconds"]["0"]["turns"] = 150
