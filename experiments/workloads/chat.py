@@ -43,7 +43,8 @@ class Chat(DrawnRequests, ClosedLoop):
     closed: a turn arrives `pause` seconds, on average, after the previous answer. False is an open loop, without `sessions`, `steady`,
         `max_length` and `too_long`: turns arrive at drawn times, whether or not the previous turn has been answered. With real tokens, the answers within prompts are
         drawn, and differ from the model's.
-    num_requests: turns of all chats; in closed loop the last chat is whole.
+    num_requests: turns of all chats; in closed loop the last chat is whole. With `steady` there are fewer: the first chats are in the middle,
+        and one request stands for all their turns before.
     arrivals: of chats. lengths: of a turn's new tokens, and of its answer.
     turns: of each chat, or the least and the most, drawn uniformly.
     system: tokens of the prompt that all chats share; 0: none. pause: seconds, exponentially distributed.
