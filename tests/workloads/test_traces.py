@@ -191,10 +191,28 @@ BROKEN = [  # text, the line that the message names (0: none), a part of the mes
         (HASHED.format(ids), 1, "must have an id for each 512 tokens of input_length")
         for ids in ([], [1], [1, 2, 3, 4])
     ),
+    *(
+        (
+            HASHED.format(first) + HASHED.format([7, 8]) + HASHED.format(last),
+            3,
+            f"id {id_} has other ids before it than in line 1",
+        )
+        for first, last, id_ in (([1, 2], [9, 2], 2), ([1, 2], [2, 3], 2), ([1, 2], [2, 1], 2), ([2, 1], [1, 2], 1))
+    ),
     (HASHED.format([1, 2, 3]).replace("{", '{"chat_id": 1, ', 1), 1, "an id for each 16 tokens of input_length"),
     (MOON + "x" * 10_000, 2, "is not JSON"),
     (f"[{MOON.strip()}]", 1, "is not a JSON object, as every line must be"),
 ]
+
+
+def test_ids_that_may_be_of_a_block_alone_follow_any_ids(tmp_path: Path) -> None:
+    """The publisher of `bailian` says only that blocks are hashed."""
+    path, row = (
+        tmp_path / "b.jsonl",
+        MOON.replace('h": 1, "o', 'h": 32, "o').replace("{", '{"chat_id": 1, "hash_ids": [%s, 2], '),
+    )
+    path.write_text(row % 1 + row % 9)
+    assert [*read_trace(str(path)).fields["prefix_hashes"]] == [(1, 2), (9, 2)]
 
 
 @pytest.mark.parametrize(("text", "line", "part"), BROKEN)

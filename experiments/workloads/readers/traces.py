@@ -21,7 +21,7 @@ the request, `request.extra["difficulty"]`.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,6 +44,7 @@ class TraceColumns:
 
     per_second: units of `arrival` per second; None for wall-clock times. fields: further columns by field of `RequestSpec`.
     hashed: prompt tokens per id in `prefix_hashes`. mark: a column that no later format has.
+    chained: whether an id states all tokens before, too, according to its publisher.
     """
 
     prompt: str
@@ -53,6 +54,7 @@ class TraceColumns:
     fields: Mapping[str, str] = field(default_factory=dict)
     hashed: int = 0
     mark: str | None = None
+    chained: bool = False
 
 
 _IDS = {"prefix_hashes": "hash_ids"}
@@ -60,7 +62,7 @@ _IDS = {"prefix_hashes": "hash_ids"}
 FORMATS: Mapping[str, TraceColumns] = {
     "azure": TraceColumns("ContextTokens", "GeneratedTokens", "TIMESTAMP", per_second=None),
     "bailian": TraceColumns("input_length", "output_length", "timestamp", 1.0, _IDS, 16, "chat_id"),
-    "mooncake": TraceColumns("input_length", "output_length", "timestamp", 1000.0, _IDS, 512),
+    "mooncake": TraceColumns("input_length", "output_length", "timestamp", 1000.0, _IDS, 512, chained=True),
     "lengths": TraceColumns("num_prefill_tokens", "num_decode_tokens", "arrived_at"),
     "vtc": TraceColumns("prompt_tokens", "output_tokens", "arrival_s", fields={"client": "client"}),
 }
@@ -245,7 +247,23 @@ def _whole_hashes(table: Table, column: str, known: TraceColumns, prompts: Ints,
     fits = (counts >= prompts // size) & (counts <= -(-prompts // size))
     given = [ids is not None for ids in table.columns[column]]
     table.refuse(given & ~fits, column, f"must have an id for each {size} tokens of {known.prompt}")
-    return _objects([ids[: prompt // size] for ids, prompt in zip(hashes, prompts.tolist(), strict=True)])
+    whole = [ids[: prompt // size] for ids, prompt in zip(hashes, prompts.tolist(), strict=True)]
+    if known.chained:
+        _refuse_other_beginnings(table, column, whole)
+    return _objects(whole)
+
+
+def _refuse_other_beginnings(table: Table, column: str, hashes: Sequence[tuple[int, ...]]) -> None:
+    """Raises WorkloadError if an id follows another id, or begins a prompt, where it does not in an earlier row: naming both rows."""
+    before = dict[int, int]()  # -1: none
+    for row, ids in enumerate(hashes):
+        for previous, id_ in zip((-1, *ids), ids, strict=False):
+            if before.setdefault(id_, previous) != previous:
+                first = next(line for line, earlier in zip(table.lines, hashes, strict=True) if id_ in earlier)
+                problem = f"{column}: id {id_} has other ids before it than in line {first}"
+                raise at_line(
+                    table.path, table.lines[row], f"{problem}; equal ids mean equal beginnings: correct one of them"
+                )
 
 
 _READERS: Mapping[str, Callable[[Table, str], Column]] = {
