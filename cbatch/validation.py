@@ -214,6 +214,8 @@ def one_line(refusal: ValidationError, prefix: str, kind: Any = None) -> str:
             return f"{key}: is not supported; {hint}{'otherwise ' if hint else ''}leave it out"
         case "value_error":
             return f"{key}: {first['ctx']['error']}"
+        case "bool_type" | "bool_parsing":
+            return f"{key}={shorten(first['input'])}: give true or false"
         case "literal_error":
             return f"{key}={shorten(first['input'])}: give {first['ctx']['expected']}"
     if first["type"] in _NO_MAPPING and kind is not None and key:

@@ -18,6 +18,7 @@ from policies.vtc import VTC
         ("workload=clients workload.clients.ann.cv=true", "workload.clients.ann.cv=True: give a number from 0"),
         ("+workload.tiers={a:{share:true}}", "workload.tiers.a.share=True: give a number above 0, at most 1"),
         ("workload.stagger=true", "workload.stagger=True: give 0, even, or a number"),
+        ("workload=chat workload.steady=maybe", "workload.steady=maybe: give true or false"),
         ("model.rope_theta=true", "model.rope_theta=True must be a number"),
         ("model.rope_theta=0", "model.rope_theta=0 must be above 0"),
         ("+model.seed=true", "model.seed=True must be a whole number"),
