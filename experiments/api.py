@@ -99,10 +99,10 @@ def simulate(
     if keys.get("backend", "sim") != "sim":
         raise ConfigError(f"backend={keys['backend']}: simulate predicts times; serve gives real tokens")
     if seeds is None:
-        return _serve(policy, workload, output, {"backend": "sim"}, keys)
+        return _serve(simulate, policy, workload, output, {"backend": "sim", **keys})
     from experiments.store.runs import run_table  # loads pandas
 
-    results = [*_replicate(policy, workload, seeds, output, keys)]
+    results = [*_replicate(simulate, policy, workload, seeds, output, keys)]
     runs = _frame(results)
     return Replications(run_table(runs), results, runs)
 
@@ -116,7 +116,7 @@ def serve(
     """
     if (backend := keys.get("backend")) in ("sim", "auto"):
         raise ConfigError(f"backend={backend}: simulate predicts times; serve gives real tokens, with cuda or cpu")
-    return _serve(policy, workload, output, {"backend": "cuda" if count_gpus() else "cpu"}, keys)
+    return _serve(serve, policy, workload, output, {"backend": "cuda" if count_gpus() else "cpu", **keys})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -167,7 +167,9 @@ def compare(
     metrics = metric if isinstance(metric, Collection) and not isinstance(metric, str) else [metric]
     for key in metrics:
         check_figure(f"metric={key}")
-    runs = _frame(result for policy in policies for result in _replicate(policy, workload, seeds, None, keys))
+    if seeds == 1:
+        raise ConfigError(f"{seeds=}: one seed gives no interval; give more, as in seeds=3")
+    runs = _frame(result for policy in policies for result in _replicate(compare, policy, workload, seeds, None, keys))
     if (number := runs["label"].nunique()) < len(policies):
         problem = f"{len(policies)} policies have {number} labels ({', '.join(runs['label'].unique())})"
         raise ConfigError(f"compare: {problem}; keep their arguments as attributes, or write __repr__")
@@ -212,7 +214,9 @@ def capacity(
     from experiments.capacity.report import capacity_of, capacity_text
     from experiments.settings.settings import read_as
 
-    settings: Any = settings_of(policy, workload, keys, "capacity", partial(read_as, SearchSettings, SearchKeys))
+    settings: Any = settings_of(
+        policy, workload, keys, "capacity", partial(read_as, SearchSettings, SearchKeys), capacity
+    )
     settings = replace(settings, progress=settings.progress if "progress" in keys else "off")
     with TemporaryDirectory() as kept:
         summary = measure(settings, Path(kept) if output is None else _path(output), log=lambda line: None)
@@ -265,7 +269,7 @@ def _option(key: str, value: object) -> str:
 
 
 def _replicate(
-    policy: Policy | str, workload: Workload | str, seeds: int, output: Folder | None, keys: Mapping[str, Any]
+    caller: Any, policy: Policy | str, workload: Workload | str, seeds: int, output: Folder | None, keys: dict[str, Any]
 ) -> Iterator[Result]:
     """Serves a simulation once for each seed."""
     first = keys.get("seed", 0)
@@ -274,7 +278,7 @@ def _replicate(
             raise ConfigError(f"{key}={value!r}: give a whole number, at least {least}")
     for seed in range(first, first + seeds):
         folder = None if output is None else _path(output) / f"seed={seed}"
-        yield _serve(policy, workload, folder, {"backend": "sim"}, {**keys, "seed": seed})
+        yield _serve(caller, policy, workload, folder, {"backend": "sim", **keys, "seed": seed})
 
 
 def _frame(results: Iterable[Result]) -> "pd.DataFrame":
@@ -288,13 +292,9 @@ def _frame(results: Iterable[Result]) -> "pd.DataFrame":
 
 
 def _serve(
-    policy: Policy | str,
-    workload: Workload | str,
-    output: Folder | None,
-    defaults: dict[str, Any],
-    keys: dict[str, Any],
+    caller: Any, policy: Policy | str, workload: Workload | str, output: Folder | None, keys: dict[str, Any]
 ) -> Result:
     if output is None and (key := next((key for key in OF_FILES if key in keys), None)):
         raise ConfigError(f"{key}={keys[key]}: applies to files only; give output=FOLDER")
-    settings, path = settings_of(policy, workload, {**defaults, **keys}), None if output is None else _path(output)
+    settings, path = settings_of(policy, workload, keys, caller=caller), None if output is None else _path(output)
     return serve_settings(settings, path, log=lambda line: None, bar="progress" in keys)

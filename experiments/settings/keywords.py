@@ -37,11 +37,13 @@ def settings_of(
     keys: Mapping[str, Any],
     config: str = "config",
     read: Callable[[Composed], Settings] = read_settings,
+    caller: Callable[..., Any] | None = None,
 ) -> Settings:
     """Returns the settings of a run, or of a command with root keys of its own.
 
     Args:
         config, read: see `experiments.job.Command`.
+        caller: the function that was given `keys`; errors name its own keywords, too.
         policy, workload: objects, or names as on the command line.
         keys: values by keyword. Keywords are keys of conf/config.yaml, or last parts of a group's keys. The values of `eviction`,
             `router` and `autoscale` may be objects.
@@ -53,9 +55,11 @@ def settings_of(
     given = {"policy": policy, "workload": workload, **keys}
     objects = {key: given.pop(key) for key in _OBJECTS if not isinstance(given.get(key, ""), str)}
     for key, value in objects.items():
-        if isinstance(value, type) or not callable(getattr(value, _OBJECTS[key], None)):
+        if isinstance(value, type):
+            raise ConfigError(f"{key}={value.__name__}: is a class; give an object, as in {value.__name__}()")
+        if not callable(getattr(value, _OBJECTS[key], None)):
             raise ConfigError(f"{key}={shorten(value)}: give a name, or an object with a method {_OBJECTS[key]}()")
-    settings = read(compose(*_overrides(given, tuple(objects), config), name=config))
+    settings = read(compose(*_overrides(given, tuple(objects), config, caller), name=config))
     composed, sections = settings.composed, {key: section_of(value) for key, value in objects.items()}
     if "workload" in objects:
         served = _served(objects["workload"], settings, keys)
@@ -107,7 +111,9 @@ def section_of(value: object) -> Any:
     return {"_target_": f"{kind.__module__}.{kind.__qualname__}", **arguments}
 
 
-def _overrides(keys: Mapping[str, Any], objects: tuple[str, ...], config: str) -> Iterator[str]:
+def _overrides(
+    keys: Mapping[str, Any], objects: tuple[str, ...], config: str, caller: Callable[..., Any] | None
+) -> Iterator[str]:
     """Yields the command line that the keywords describe. objects: groups that are given as objects."""
     groups = {key: f"{key}={value}" for key, value in keys.items() if key in GROUPS}
     if other := next((key for key in groups if not isinstance(keys[key], str | Mapping)), None):
@@ -119,7 +125,10 @@ def _overrides(keys: Mapping[str, Any], objects: tuple[str, ...], config: str) -
         if "policy" in objects and keyword in (*PASSED_ON, "drafting") and keyword != "seed":
             raise ConfigError(f"{keyword}={value}: has no effect on a policy object; give it to the policy")
         if keyword not in known:
-            names = [name for name in known if name.isidentifier() and name != "_target_"]
+            of_caller = parameters_of(caller).items() if caller else ()
+            own = [name for name, of in of_caller if of.kind is of.KEYWORD_ONLY]
+            others = {*known, *GROUPS} - {"_target_", *_OF_COMMANDS, *objects}
+            names = [*filter(str.isidentifier, others), *own]
             hint = f"; settings of the {' and the '.join(objects)} are given to the object itself" * bool(objects)
             if not objects and keyword in _known_keywords((f"workload={OPEN_LOOP}",), (), config):
                 raise ConfigError(f"{keyword}: no such keyword; workload={OPEN_LOOP!r} has it")

@@ -173,14 +173,15 @@ def test_real_tokens_are_in_the_record() -> None:
         ("orca", {"output": 5}, ["output=5", "path"]),
         ("orca", {"model": 5}, ["model=5", "conf/model"]),
         ("orcs", {}, ["policy=orcs", "orca"]),
-        (Tiring, {}, ["policy=<class", "plan()"]),
+        (Tiring, {}, ["policy=Tiring: is a class", "Tiring()"]),
         (Tiring(), {"chunk": 256}, ["chunk=256", "policy object"]),
         (Tiring(), {"energy": 3}, ["energy: no such keyword", "of the policy are given to the object"]),
         ("orca", {"eviction": LFU()}, ["eviction=LFU", "give prefix_cache=true"]),
-        ("orca", {"eviction": LFU, "prefix_cache": True}, ["eviction=<class", "keys()"]),
+        ("orca", {"eviction": LFU, "prefix_cache": True}, ["eviction=LFU: is a class", "LFU()"]),
         ("orca", {"eviction": {}, "prefix_cache": True}, ["eviction=dict", "cbatch.Eviction"]),
         ("orca", {"router": Tiring()}, ["router=<", "choose()"]),
         ("orca", {"eviction": Reading(), "prefix_cache": True, "requests": 3}, ["eviction Reading cannot be copied"]),
+        ("orca", {"seds": 3}, ["did you mean seeds? known: arrivals, ", " autoscale,", " drafting,", " output,"]),
         (Tiring(), {"bacth": 3}, ["bacth: no such keyword", "did you mean batch?"]),
         (
             Tiring(),
@@ -193,6 +194,12 @@ def test_a_mistake_is_a_line(policy: Any, keys: dict[str, Any], named: list[str]
     with pytest.raises(CbatchError) as error:
         simulate(policy, **{"workload": "open_loop", **keys})
     assert "\n" not in str(error.value) and all(part in str(error.value) for part in named), str(error.value)
+
+
+def test_one_seed_is_refused_before_a_run() -> None:
+    """The policies do not exist, so that a run would fail otherwise."""
+    with pytest.raises(CbatchError, match=r"^seeds=1: one seed gives no interval; give more, as in seeds=3$"):
+        compare(["a", "b"], seeds=1)
 
 
 def test_serve_refuses_to_simulate() -> None:
