@@ -48,7 +48,7 @@ def bar(items: Iterable[Any] | None = None, *, delay: float, terminal: bool | No
 
 
 def progress_of(setting: Setting, items: Iterable[Any], number: int, noun: str) -> Iterable[Any]:
-    """Returns the items, whose number is shown as they come: as `progress` shows requests."""
+    """Returns the items; their number is shown while they are taken, as `progress` shows requests."""
     if setting == "off" or not number:
         return items
     return bar(items, total=number, delay=_DELAY, terminal=setting == "on" or None, bar_format=_LAYOUT.format(noun))

@@ -176,7 +176,7 @@ def record_decisions(
 ) -> Iterator[None]:
     """Sends each plan and each step's end to `sink`, with a copy of every view. The engine must not have started.
 
-    arrived: called with each request that arrives, before a policy sees the request; with one that ends before, at its end.
+    arrived: called with each request that arrives, before a policy sees the request; if the request ends before that, at its end.
     """
     policy, hook, missed = engine.policy, engine.on_arrival, engine.on_missed
 

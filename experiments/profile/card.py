@@ -1,4 +1,4 @@
-"""Measures the speed of a card and its host against a profile of their kind: identical cards differ by several percent, hosts by half.
+"""Measures the speed of a card and its host against a profile of their kind: identical cards differ by several percent, their hosts by a factor of two.
 
 The result is two factors of iteration times, with prompts and for decodes alone, and one of the host's time to launch an iteration
 without a captured graph. The new file holds them and a copy of the profile's tables. The factors of iteration times are medians over

@@ -67,7 +67,7 @@ def _host_time(server: Server, vocabulary_size: int, asynchronous: bool) -> Host
 def eager_seconds(laboratory: Laboratory, captured: int) -> float:
     """Returns the extra host seconds of launching without a graph. captured: most tokens of an iteration with a graph.
 
-    They are those beyond the launch of a decode, which the other host times hold: neither holds the work for a prompt's tokens.
+    They are counted beyond the launch of a decode, which the other host times include. Neither includes the work for a prompt's tokens.
     """
     decode, eager = Batch((), (PROMPT,)), Batch(prompts(captured + 1))
     if not laboratory.holds(eager):

@@ -117,7 +117,7 @@ def limits_of(known: Sequence[About]) -> list[Note]:
             notes.append(Note(f"{share} arrive before the previous answer has ended, {even}"))
     if closing := [number for about in known if (number := about.get("closing", 0)) > _drained(about)]:
         most, fewest = max(closing), min(about["requests"] for about in known)
-        counted = f"{most:,} requests at the end count, when fewer and fewer sessions are left"
+        counted = f"{most:,} requests at the end are counted, although fewer and fewer sessions are left"
         remedies = [f"give metrics.drain_requests={most}"] * (most < fewest) + ["serve more"] * (2 * most > fewest)
         notes.append(Note(counted, ", and ".join(remedies)))
     notes += [*session_notes(known), _sizes_note(known)]

@@ -9,7 +9,7 @@ from experiments.report.conditions import About, is_overloaded
 
 _TOO_FEW = {
     "open": "about {:,.0f} would be open at this rate in the steady state",
-    "kept": "workload.sessions={} are never open",
+    "kept": "workload.sessions={} is never reached",
 }
 """Notes on sessions of `about.sessions`, by the number that they fall short of."""
 
@@ -27,7 +27,7 @@ def of_several(counts: Sequence[int]) -> str:
 
 
 def session_notes(known: Sequence[About]) -> Iterator[Note]:
-    """Yields notes on sessions that begin at their times under overload, and if fewer are served than are to be open at once."""
+    """Yields notes on sessions that begin at their times under overload, and on runs with fewer sessions than are to be open at once."""
     runs = [about.get("sessions") or {} for about in known]
     if any(full := ["open" in of and is_overloaded(about) for of, about in zip(runs, known, strict=True)]):
         more = "overload: the open sessions have no steady number, and figures depend on how many are served"

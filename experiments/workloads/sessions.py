@@ -152,9 +152,9 @@ class ClosedLoop(Workload):
     """Base of workloads in closed loop: `scripts` are the sessions, and requests follow the ends of others.
 
     sessions: at a time; when one ends, the next one begins. None: sessions begin at the times of `arrivals`.
-    steady: the first `sessions` are in the middle, as a long run has them at a random time; they are copies of sessions drawn from all
+    steady: the first `sessions` begin in the middle, in the states that a long run has at a random time; they are copies of sessions drawn from all
         of `scripts`. Their histories are computed first, and figures count from then on. Needs `sessions`. The times of answers are not
-        known before the run, so all are found in a pause: at first, turns arrive as fast as if answers took no time.
+        known before the run, so all begin in a pause: at first, turns arrive as fast as if answers took no time.
     max_length, too_long: a session with a turn of more tokens is refused ("error"), ends before this turn ("clip"), or is left out ("drop").
     """
 

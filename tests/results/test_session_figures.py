@@ -124,7 +124,7 @@ def test_a_closed_loop_counts_the_requests_that_end_with_fewer_sessions(drained:
     closing = int((frame["last_token"] > frame[3 * steady :].groupby("session")["arrival"].min().max()).sum())
     result = simulate("orca", "chat", **keys, metrics={"drain_requests": closing * drained})
     assert 0 < result.summary["about"]["closing"] == closing
-    note = f"\n{closing} requests at the end count, when fewer and fewer sessions are left: give metrics.drain_requests={closing}\n"
+    note = f"\n{closing} requests at the end are counted, although fewer and fewer sessions are left: give metrics.drain_requests={closing}\n"
     assert (note in str(result)) != drained
     at_once = simulate("orca", "chat", **{**keys, "sessions": 10})
     assert "fewer sessions are left: serve more\n" in str(at_once), "all ten begin at once"

@@ -50,7 +50,7 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     ends = [{**simulated(), **drained, "closing": closing} for closing in (0, 9, 10, 30)]
     assert notes_of(ends[:2]) == notes_of([simulated()] * 2)
     assert notes_of(ends)[-1] == (
-        "30 requests at the end count, when fewer and fewer sessions are left: give metrics.drain_requests=30, and serve more"
+        "30 requests at the end are counted, although fewer and fewer sessions are left: give metrics.drain_requests=30, and serve more"
     )
 
 
@@ -89,10 +89,10 @@ def test_sessions_are_fewer_than_are_to_be_kept_open() -> None:
     asked = {**simulated(), "identity": {"workload.num_requests": 200, "workload.steady": True}}
     few = [{**asked, "sessions": of, "queue_grows": True} for of in counts]
     assert notes_of(few[:1]) == notes_of([simulated()]), "under overload, too, the number is steady"
-    said = "25 sessions are too few: workload.sessions=300 are never open, in 2 of 3 runs"
+    said = "25 sessions are too few: workload.sessions=300 is never reached, in 2 of 3 runs"
     assert notes_of(few)[-1] == f"{said}: give workload.num_requests=4800 or more, or a smaller workload.sessions"
     assert notes_of([{**few[1], "identity": {}}])[-1].endswith(
-        " workload.sessions=26 are never open: serve more sessions"
+        " workload.sessions=26 is never reached: serve more sessions"
     )
 
 
