@@ -113,3 +113,12 @@ def name_places(panel: Axes, names: Sequence[str]) -> None:
             text.set_horizontalalignment("right")
     panel.set_xlim(-0.6, len(names) - 0.4)
     panel.xaxis.grid(visible=False)
+
+
+def show_whole_markers(panel: Axes) -> None:
+    """Draws markers at the ends of the axes whole, of lines that lie within the axes."""
+    ends = np.sort([panel.get_xlim(), panel.get_ylim()])
+    for line in panel.get_lines():
+        points = np.ma.masked_invalid(line.get_xydata())
+        if line.get_marker() != "None" and ((ends[:, 0] <= points) & (points <= ends[:, 1])).all():
+            line.set_clip_on(False)

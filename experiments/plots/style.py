@@ -15,7 +15,6 @@ from textwrap import fill
 from typing import Annotated, Any, Literal
 
 import matplotlib
-import numpy as np
 import pandas as pd
 
 if "MPLBACKEND" not in os.environ:  # set by notebooks, which show figures
@@ -31,7 +30,7 @@ from pydantic import BeforeValidator, Field
 
 from cbatch import ConfigError
 from cbatch.validation import Give
-from experiments.plots.parts import LOG, label_log
+from experiments.plots.parts import LOG, label_log, show_whole_markers
 from experiments.report.headings import OFFERED
 from experiments.report.notes import chosen_text, footer_of, given_text, made_text, notes_of
 from experiments.report.titles import gpus_texts
@@ -164,7 +163,7 @@ def add_title(
     for panel, axis in product(figure.axes, "xy"):
         _scale(panel, axis, getattr(look, f"{axis}scale"), getattr(look, f"{axis}lim"))
     for panel in figure.axes:
-        _show_whole_markers(panel)
+        show_whole_markers(panel)
     footer = [*footer_of(abouts, below.splitlines()), *chosen.splitlines()] if look.notes else []
     add_heading(figure, text if look.title is None else look.title, footer, handles, look.size)
 
@@ -172,9 +171,7 @@ def add_title(
 def _scale(panel: Axes, name: str, scale: Scale | None, limits: Limits | None) -> None:
     """Gives an axis, x or y, the user's scale and limits. Raises ConfigError for a logarithmic one that shall hold 0."""
     axis: Axis = getattr(panel, f"{name}axis")
-    kept = axis.get_scale() == scale and isinstance(
-        axis.get_major_locator(), FixedLocator
-    )  # with swept values as ticks
+    kept = axis.get_scale() == scale and isinstance(axis.get_major_locator(), FixedLocator)  # swept values
     if scale and not kept:
         panel.set(**{f"{name}scale": scale, f"{name}label": axis.get_label_text().removesuffix(LOG)})
         if scale == "log" and min(axis.get_view_interval()) <= 0:
@@ -186,15 +183,6 @@ def _scale(panel: Axes, name: str, scale: Scale | None, limits: Limits | None) -
         panel.set(**{f"{name}lim": limits})
     if scale == "log" and not kept:
         label_log(axis, least_factor=1.0)
-
-
-def _show_whole_markers(panel: Axes) -> None:
-    """Draws markers at the ends of the axes whole, of lines that lie within the axes."""
-    ends = np.sort([panel.get_xlim(), panel.get_ylim()])
-    for line in panel.get_lines():
-        points = np.ma.masked_invalid(line.get_xydata())
-        if line.get_marker() != "None" and ((ends[:, 0] <= points) & (points <= ends[:, 1])).all():
-            line.set_clip_on(False)
 
 
 def seeds_of(runs: pd.DataFrame) -> pd.Series:
