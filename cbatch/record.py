@@ -113,9 +113,7 @@ class RunRecord:
         self.pools: Sequence[str] = ()  # the name of each replica's pool, if there are pools
         self.lives: Sequence[Life] = ()  # of all replicas, with an autoscaler
         self.transfers: Sequence[Transfer] = ()  # in the order of their ends, if replicas have roles
-        self.lost: Sequence[
-            Transfer
-        ] = ()  # that did not begin: the lease was over, at `ended`, before the receiver could read the tokens
+        self.lost: Sequence[Transfer] = ()  # not begun: the lease was over (`ended`) before the blocks could be read
         self._num_taken = 0  # of the steps
 
     def add(

@@ -29,8 +29,8 @@ def session_figures(
 ) -> dict[str, Any]:
     """Returns the figures of sessions that begin and of turns that end in the window; empty if no request states its turn and its pause.
 
-    Sessions count by their begins, and to their ends, also after the window. By their ends, those that begin late and take long would be
-    missing: the mean job would be too short.
+    A session counts if it begins in the window, up to its end, even after the window. If sessions counted by their ends, long ones that
+    begin late would be missing, and the mean job would be too short.
 
     Args:
         ended: all requests of the run in the order of their ends.

@@ -32,9 +32,9 @@ class Turn(NamedTuple):
     ids: ids of the requests that received a token, once for each token. tokens: their tokens; -1 in simulation. ended: these and other requests.
     state: numbers of running and of waiting requests; share of the KV blocks in use. replica: whose turn it is.
     failed: the server has failed, and has cut the requests that are cancelled.
-    prompts: prompt tokens of the requests that have ended or moved on with a token, and whose prompt was computed here; of all that were admitted; those
-        that the prefix cache held of them.
-    steps: preemptions; requests that had drafts, their drafts, and those that became tokens.
+    prompts: of requests that have ended or moved on, and were admitted here: prompt tokens of those with a first token; prompt tokens of all;
+        prompt tokens that the prefix cache held.
+    steps: preemptions; requests with drafts; their drafts; drafts that became tokens.
     """
 
     ids: list[int]
@@ -54,7 +54,7 @@ class ClientArrivals(Posted):
     """The requests of clients to an engine, through an inbox. Until the door closes, it counts as an unfinished request.
 
     lag: the most seconds by which the tokens of a simulated iteration came too late. num_cut: requests that the end, or a failure, has cut.
-    num_refused: requests that did not come here.
+    num_refused: requests that the door refused beyond `max_open`.
     failed: whether this engine, another, or the router has failed.
     left_early: ids of requests whose clients have left, perhaps before the requests came here; see `LiveCluster`.
     """

@@ -79,8 +79,8 @@ def places_of(session: Session, first: int) -> Iterator[dict[str, Any]]:
 def draw_open(sessions: Sequence[Session], draws: Sequence[Sequence[float]]) -> list[Session]:
     """Returns sessions as a long run has them open at a random time; `draws` are pairs of random numbers from 0 to below 1.
 
-    Such a session is a uniformly drawn point of the time lines of all sessions, end to end: a session of twice the duration is
-    open twice as often (length-biased), and so is a pause, of which a uniformly drawn share has passed.
+    Each is drawn uniformly as a point of the time lines of all sessions, laid end to end. So a session of twice the duration is found
+    twice as often (length-biased), as is a pause, and the share of the pause that has passed is uniform.
     """
     durations, found = [max(_ends(session)) for session in sessions], list[Session]()
     shares = np.cumsum(durations) / np.cumsum(durations)[-1]
