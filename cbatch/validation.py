@@ -116,13 +116,14 @@ def parse(kind: Any, text: str, key: str) -> Any:
 def nearest(name: str, known: Collection[str]) -> str:
     """Returns `did you mean X? known: X, Y, Z`, for messages.
 
-    X is the first match of: a nearly equal name; a known word in the name, as in chunk_size; a known name that begins with the name,
-    ignoring punctuation, as llama-3.1-8b for llama3; the most similar name but none.
+    X is the first match of: a nearly equal name; a known word in the name, as in chunk_size; the shortest known name that begins with the
+    name, ignoring punctuation, as llama-3.1-8b for llama3; the most similar name but none.
     """
     similar = get_close_matches(name, list(known), 1, cutoff=0.9) or [word for word in name.split("_") if word in known]
     similar = similar or [name.lower()] * (name.lower() in known)
     plain = re.sub(r"\W", "", name)
-    similar = similar or [other for other in known if plain and re.sub(r"\W", "", other).startswith(plain)]
+    beginning = [other for other in known if plain and re.sub(r"\W", "", other).startswith(plain)]
+    similar = similar or sorted(beginning, key=lambda other: (len(other), other))
     similar = similar or get_close_matches(name, [*filter("none".__ne__, known)], 1)
     hint = f"did you mean {similar[0]}? " if similar else ""
     return f"{hint}known: {', '.join(sorted(known)) or 'none'}"
