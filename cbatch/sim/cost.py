@@ -45,6 +45,7 @@ class ProfileCost:
     of_draft_model: see `DraftPasses.seconds`, which `predict` adds; None: there is no draft model.
     asked: whether `predict` was called, which in a run with real tokens only policies and routers do.
     num_outside: executed iterations with shapes outside the measured range, whose times were extrapolated.
+    num_eager: executed iterations with prompts that fit no captured graph, or all of them if no graphs are known.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class ProfileCost:
             ConfigError: the topology does not divide the model. ProfileError: the topology's links were not measured.
         """
         self.profile, self.spec, self.topology = profile, spec, topology
-        self.num_outside = self.max_rows = 0
+        self.num_outside = self.num_eager = self.max_rows = 0
         self.asked = False
         self.of_draft_model: Callable[[BatchShape], float] | None = None
         self.operations = profile.operations(spec, topology.tensor_parallel)
@@ -129,6 +130,7 @@ class ProfileCost:
     def execute(self, shape: BatchShape) -> StageTimes:
         """Returns the times of an executed iteration at the GPU's steady clock rate; see `pace` for others."""
         tables = self._tables(shape)
+        self.num_eager += bool(shape.chunks) and self.graph_tokens(shape) is None
         return self._execute(shape, tables, tables.times(self._num_tokens(shape)))
 
     def execute_decodes(self, shape: BatchShape) -> Iterator[tuple[BatchShape, StageTimes]]:

@@ -79,7 +79,8 @@ def test_what_behaves_as_the_profile_says_is_simulated_without_error(case: Case,
         assert (working > 0).all() and (pauses[1:] > 0).all() == (case is SYNCHRONOUS)
     result = compare([pair(run, profile) for run in runs], profile)
     assert max(result["largest_error"].values()) < 1e-3  # arrivals are kept to the microsecond
-    for found in result["cases"][case.name].values():
+    for run, found in zip(runs, result["cases"][case.name].values(), strict=True):
+        assert found["eager_iterations"] == sum(bool(of.chunks) and of.num_tokens > 2048 for of in run.shapes())
         assert (found["batch"], found["loop"], found["load"]) == (16, case.loop, case.load)
         for part in found["iterations"].values():
             assert abs(part["total"]) < 1e-3

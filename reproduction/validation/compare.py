@@ -44,12 +44,14 @@ class Pair(NamedTuple):
     """A real run, the figures of its simulation, and those of simulations with all iteration times scaled (`NUDGES`).
 
     ranks: percentiles of the simulated run at which the real run's percentiles lie.
+    num_eager: simulated iterations with prompts that fit no captured graph.
     """
 
     run: ServedRun
     simulated: dict[str, float]
     ranks: dict[str, float]
     nudged: list[dict[str, float]]
+    num_eager: int = 0
 
 
 def cost_of(run: ServedRun, profile: Profile) -> ProfileCost:
@@ -58,12 +60,10 @@ def cost_of(run: ServedRun, profile: Profile) -> ProfileCost:
     return ProfileCost(profile, spec, Topology(gpus), run.settings["batch"])
 
 
-def simulated_server(
-    profile: Profile, spec: ModelSpec, limits: Limits, kv: KVSize, asynchronous: bool = True, gpus: int = 1
-) -> Server:
-    """Returns a server of simulated GPUs that share every layer, whose host takes the profile's time."""
-    cost = ProfileCost(profile, spec, Topology(gpus), limits.max_batch)
-    return Server(SimExecutor(cost, profile.host_time(asynchronous, spec)), limits, cost, kv)
+def simulated_server(profile: Profile, spec: ModelSpec, limits: Limits, kv: KVSize) -> Server:
+    """Returns a server of a simulated GPU, whose host takes the profile's time in the asynchronous loop."""
+    cost = ProfileCost(profile, spec, max_batch=limits.max_batch)
+    return Server(SimExecutor(cost, profile.host_time(True, spec)), limits, cost, kv)
 
 
 def scaled(profile: Profile, factor: float) -> Profile:
@@ -74,19 +74,20 @@ def scaled(profile: Profile, factor: float) -> Profile:
 
 def pair(run: ServedRun, profile: Profile) -> Pair:
     """Simulates a real run."""
-    record = simulate(run, profile)
+    record = simulate(run, profile, cost=(cost := cost_of(run, profile)))
     nudged = [figures(simulate(run, scaled(profile, factor))) for factor in NUDGES]
-    return Pair(run, figures(record), percentile_ranks(record, run.figures), nudged)
+    return Pair(run, figures(record), percentile_ranks(record, run.figures), nudged, cost.num_eager)
 
 
-def simulate(run: ServedRun, profile: Profile, requests: Sequence[Request] | None = None) -> RunRecord:
-    """Simulates the same requests, or others, under the same policy and limits, in the same loop."""
+def simulate(
+    run: ServedRun, profile: Profile, requests: Sequence[Request] | None = None, cost: ProfileCost | None = None
+) -> RunRecord:
+    """Simulates the same requests, or others, under the same policy and limits, in the same loop. cost: `cost_of` them, which counts iterations."""
     asynchronous = run.settings.get("loop", "async") == "async"
-    settings, (limits, kv) = run.settings, _sizes(run)
-    gpus = settings.get("tensor_parallel", 1)
-    server = simulated_server(profile, load_spec(settings["model"]), limits, kv, asynchronous, gpus)
+    cost, (limits, kv) = cost or cost_of(run, profile), _sizes(run)
+    server = Server(SimExecutor(cost, profile.host_time(asynchronous, cost.spec)), limits, cost, kv)
     asked = run.requests() if requests is None else requests
-    return server.serve(make_policy(settings["policy"]), asked, asynchronous=asynchronous)
+    return server.serve(make_policy(run.settings["policy"]), asked, asynchronous=asynchronous)
 
 
 def share_of_bound(run: ServedRun, profile: Profile) -> float | None:
@@ -109,7 +110,7 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
     Of several cards, the names of cases end with the card (`on_card`).
     """
     cases: dict[str, dict[str, Any]] = {}
-    for run, simulated, ranks, nudged in pairs:
+    for run, simulated, ranks, nudged, num_eager in pairs:
         case, policy = run.name
         errors = {name: _error(name, simulated[name], value) for name, value in run.figures.items()}
         cases.setdefault(case, {})[policy] = {
@@ -126,6 +127,7 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
             "error_range": error_ranges(run.figures, [simulated, *nudged]),
             "percentile_rank": ranks,
             "iterations": iteration_errors(run, profile),
+            "eager_iterations": num_eager,
         }
     return {
         "profile": profile.name,

@@ -109,6 +109,17 @@ def outside(cost: ProfileCost, *shapes: BatchShape) -> list[int]:
     return [cost.execute(shape) and cost.num_outside for shape in shapes]  # type: ignore[misc]
 
 
+def test_iterations_with_prompts_that_fit_no_graph_are_counted() -> None:
+    """The largest graph of `h200` has 2,048 tokens, that of `h200-vllm` 512; decodes alone and predictions do not count."""
+    shapes = [BatchShape(((prompt, 0),), 8, 800) for prompt in (504, 505, 2040, 2041)] + [BatchShape((), 8, 800)]
+    for name, counts in (("h200", [0, 0, 0, 1, 1]), ("h200-vllm", [0, 1, 2, 3, 3])):
+        cost = ProfileCost(load_profile(name), load_spec("llama-3.1-8b"), max_batch=48)
+        assert [cost.execute(shape) and cost.num_eager for shape in shapes] == counts
+        assert cost.predict(shapes[3]) and cost.num_eager == counts[-1]
+    without = ProfileCost(profile(), SPEC)
+    assert [without.execute(shape) and without.num_eager for shape in shapes] == [1, 2, 3, 4, 4], "no graph is known"
+
+
 def test_shapes_outside_what_was_measured_are_counted() -> None:
     at_hand = profile(measured={1: Measured(linear=PiecewiseLinear((1, 64), (1e-6, 1e-5)))})
     marked = ProfileCost(at_hand, SPEC)
