@@ -1,8 +1,9 @@
 """Measures the speed of a card and its host against a profile of their kind: identical cards differ by several percent, their hosts by a factor of two.
 
 The result is two factors of iteration times, with prompts and for decodes alone, and one of the host's time to launch an iteration
-without a captured graph. The new file holds them and a copy of the profile's tables. The factors of iteration times are medians over
-iterations that the profile also measured, so that interpolation adds no error.
+without a captured graph, if this time is steady: beside other work on a host it halves and doubles within seconds. The new file
+holds them and a copy of the profile's tables. The factors of iteration times are medians over iterations that the profile also
+measured, so that interpolation adds no error.
 """
 
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ TOTALS, DECODES, CONTEXTS = (256, 512, 1024, 2048), (4, 16, 32, 64), (1056, 4128
 
 BESIDE = 32  # decodes beside the chunks
 
+STEADY = 1.1  # largest ratio of the times of a launch before and after the iterations at which they give a factor
+
 
 def measure_card(report: Report, hardware: str = "", model: str = "llama-3.1-8b", output: str = "") -> Path:
     """Measures this card, and writes the profile with its factors; `experiments.profile.__main__` explains the options.
@@ -54,8 +57,12 @@ def measure_card(report: Report, hardware: str = "", model: str = "llama-3.1-8b"
     machine = build("cuda", spec, **LIMITS)
     with closing(machine.server):
         laboratory = machine.laboratory(spec)
-        seconds, launch = times(laboratory, report), eager_seconds(laboratory, max(machine.mixed_sizes))
-    card, rows = speed(card_name(), seconds, launch, profile, spec)
+        before = eager_seconds(laboratory, max(machine.mixed_sizes))
+        seconds, after = times(laboratory, report), eager_seconds(laboratory, max(machine.mixed_sizes))
+    if not (steady := max(before, after) <= STEADY * min(before, after)):
+        taken = f"{before * 1e3:.1f} ms before the iterations and {after * 1e3:.1f} after them"
+        report(f"a launch without a graph took {taken}: other work on the host; the profile's time is kept")
+    card, rows = speed(card_name(), seconds, steady * (before + after) / 2, profile, spec)
     print(tabulate(rows, ["iteration", "measured ms", "profile ms", "factor"], floatfmt=("", ".3f", ".3f", ".3f")))
     return write_card(profile, card, f"measured by python -m experiments.profile card model={model}", output)
 
@@ -76,7 +83,7 @@ def speed(
 ) -> tuple[Card, Sequence[Sequence[Any]]]:
     """Returns the card's factors, and a row for each iteration and for launches: measured and predicted milliseconds, their ratio.
 
-    launch: the host's `eager_seconds`; 0, or a profile without them, gives a factor of 1.
+    launch: the host's `eager_seconds`; 0 (none, or not steady), or a profile without them, gives a factor of 1.
     """
     profile = replace(profile, card=Card())
     cost = ProfileCost(profile, spec, max_batch=LIMITS["batch"])
@@ -92,7 +99,8 @@ def speed(
         rows.append((", ".join(parts), taken * 1e3, predicted * 1e3, taken / predicted))
     eager = profile.host_time(True, spec).eager_seconds
     launches = launch / eager if launch and eager else 1.0
-    rows.append(("launch without a graph", launch * 1e3, eager * 1e3, launches))
+    if launch:
+        rows.append(("launch without a graph", launch * 1e3, eager * 1e3, launches))
     factors = (median(ratios[True]), median(ratios[False]), launches)
     return Card(name, *(round(factor, 4) for factor in factors)), rows
 
