@@ -35,7 +35,8 @@ def run_text(summary: Summary) -> str:
         rows = [[f"{turn} ({of['turns']:,} requests)", *_ranks(of, of["turns"])] for turn, of in by_turn]
         tables.append(("time to first token of turns [s]", rows))
     aligned = ("left", *["right"] * len(_RANKS))
-    texts = [tabulate(rows, [head, *_RANKS], colalign=aligned, disable_numparse=True) for head, rows in tables if rows]
+    heads = [rank.replace("p", "P") for rank in _RANKS]
+    texts = [tabulate(rows, [head, *heads], colalign=aligned, disable_numparse=True) for head, rows in tables if rows]
     with_p99 = [(number, part) for part, number in shares.items() if number >= 100]
     tail = tail_text([[number for number, _ in with_p99]], min(with_p99, default=(0, ""))[1])
     return "\n\n".join(filter(None, [title, figures, *texts, tail]))
