@@ -1,7 +1,7 @@
 """Converts each user error to one line: for Hydra's errors their first line, with the key and the nearest existing key."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import nullcontext, suppress
 from difflib import get_close_matches
@@ -127,9 +127,9 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
         return f"{section}={whole[section]}: would be mixed with the keys of the option in use; give {section}={yours}"
     first = [override.partition(",")[0] for override in overrides if "={" not in override]  # first of a sweep's values
     options = [text for text in first if text.partition("=")[0] in (*GROUPS, "hydra.searchpath")]
-    if of_pool := _in_pool(key, overrides):
-        return f"{of_pool}: no such key; did you mean ++backend.pools.{of_pool.removeprefix('backend.pools.')}?"
     keys = default_keys(name, options if options != list(overrides) else [])  # else the options have the key
+    if of_pool := _of_pool(key, overrides, (keys.get("backend") or {}).get("pools") or {}):
+        return of_pool
     values = dict(flat(keys))
     given = dict(text.partition("=")[::2] for text in first)
     if target := given.get(f"{section}._target_", values.get(f"{section}._target_")):
@@ -153,12 +153,15 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
     return f"{key}: no such key; did you mean {' or '.join(near[:3])}?"
 
 
-def _in_pool(key: str, overrides: Sequence[str]) -> str:
-    """Returns the key that was given, such as `d.kv_tokens` for a pool d of `backend.pools`; empty if it is no key of a pool."""
+def _of_pool(key: str, overrides: Sequence[str], known: Mapping[str, Any]) -> str:
+    """Returns the error for a key of a pool, such as `d.kv_tokens`; empty if it resembles none. known: the pools of the options."""
     given = next((key_of(text) for text in overrides if f"{key_of(text)}.".startswith(f"{key}.")), "")
     pool, _, argument = given.removeprefix("backend.pools.").rpartition(".")
     pools = "".join(text for text in overrides if key_of(text) == "backend.pools")
-    return given if argument in Pool.__dataclass_fields__ and re.search(rf"\b{re.escape(pool)}:", pools) else ""
+    near = get_close_matches(argument, Pool.__dataclass_fields__, 1)
+    if not near or not pool or not (pool in known or re.search(rf"\b{re.escape(pool)}:", pools)):
+        return ""
+    return f"{given}: no such key; did you mean ++backend.pools.{pool}.{near[0]}?"
 
 
 def _in_open_loop(argument: str, name: str) -> str:
