@@ -11,11 +11,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, overload
 
 from cbatch import ConfigError, Policy
-from experiments.report.headings import check_figure
+from experiments.report.headings import check_measured
 from experiments.serve import Result
 from experiments.serve import serve as serve_settings
 from experiments.settings.hardware import count_gpus
 from experiments.settings.keywords import OF_FILES, settings_of
+from experiments.setup.pools import check_profiles
 from experiments.workloads import Workload
 
 if TYPE_CHECKING:
@@ -165,10 +166,10 @@ def compare(
     if isinstance(policies, str) or not isinstance(policies, Collection) or len(policies) < 2:
         raise ConfigError("compare: give a list of at least two policies")
     metrics = metric if isinstance(metric, Collection) and not isinstance(metric, str) else [metric]
-    for key in metrics:
-        check_figure(f"metric={key}")
     if seeds == 1:
         raise ConfigError(f"{seeds=}: one seed gives no interval; give more, as in seeds=3")
+    for policy in policies:
+        check_measured(metrics, settings_of(policy, workload, {"backend": "sim", **keys}, caller=compare))
     runs = _frame(result for policy in policies for result in _replicate(compare, policy, workload, seeds, None, keys))
     if (number := runs["label"].nunique()) < len(policies):
         problem = f"{len(policies)} policies have {number} labels ({', '.join(runs['label'].unique())})"
@@ -214,9 +215,8 @@ def capacity(
     from experiments.capacity.report import capacity_of, capacity_text
     from experiments.settings.settings import read_as
 
-    settings: Any = settings_of(
-        policy, workload, keys, "capacity", partial(read_as, SearchSettings, SearchKeys), capacity
-    )
+    read: Any = partial(read_as, SearchSettings, SearchKeys)
+    settings: Any = settings_of(policy, workload, keys, "capacity", read, capacity)
     settings = replace(settings, progress=settings.progress if "progress" in keys else "off")
     with TemporaryDirectory() as kept:
         summary = measure(settings, Path(kept) if output is None else _path(output), log=lambda line: None)
@@ -240,9 +240,8 @@ def plot(name: str, folder: Folder, **keys: Any) -> "Figure":
 
     from experiments.plot import make_plot
 
-    made, *_ = make_plot(
-        str(name), str(_path(folder, "folder")), *(f"{key}={_option(key, value)}" for key, value in keys.items())
-    )
+    options = (f"{key}={_option(key, value)}" for key, value in keys.items())
+    made, *_ = make_plot(str(name), str(_path(folder, "folder")), *options)
     if isinstance(made, tuple):
         raise ConfigError(f"plot {name}: is a text; print the result of compare, or of simulate with seeds=")
     pyplot.close(made)  # a notebook shows the returned figure alone
@@ -296,5 +295,6 @@ def _serve(
 ) -> Result:
     if output is None and (key := next((key for key in OF_FILES if key in keys), None)):
         raise ConfigError(f"{key}={keys[key]}: applies to files only; give output=FOLDER")
-    settings, path = settings_of(policy, workload, keys, caller=caller), None if output is None else _path(output)
+    check_profiles(settings := settings_of(policy, workload, keys, caller=caller))
+    path = None if output is None else _path(output)
     return serve_settings(settings, path, log=lambda line: None, bar="progress" in keys)

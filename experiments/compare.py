@@ -30,6 +30,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ from cbatch.validation import nearest
 from experiments.keys import key_of
 from experiments.report import headings
 from experiments.report.conditions import ratio_error
-from experiments.report.headings import check_figure, flat, no_such_figure
+from experiments.report.headings import check_measured, flat, no_such_figure
 from experiments.report.intervals import Compared, compare, few_text, holm, holm_text
 from experiments.report.labels import is_baseline
 from experiments.report.notes import notes_of, tail_text
@@ -81,10 +82,11 @@ def _compare(*arguments: str) -> None:
         check_writable(Path(path).parent, "give csv=FILE in another folder")
     folders, baseline = [Path(name) for name in names if Path(name).is_dir()], "".join(values["baseline"])
     if len(folders) < len(names):
-        _check_policies(names, baseline, values["metric"])
+        _check_policies(names, baseline)
         sweep, seeds = f"sweep={datetime.now():%Y-%m-%d_%H-%M-%S}_compare", "seeds=20"
         added = [text for text in (sweep, seeds) if key_of(text) not in map(key_of, others)]
-        folders = [run_sweep([f"policy={','.join(names)}", *others, *added])]
+        check = partial(check_measured, values["metric"])
+        folders = [run_sweep([f"policy={','.join(names)}", *others, *added], check=check)]
     elif others:
         raise ConfigError(f"compare: {others[0]} is for policies; folders take metric=, baseline=, runs= and csv=")
     rows = read_replications(folders, "".join(values["runs"]))
@@ -94,7 +96,7 @@ def _compare(*arguments: str) -> None:
         print(f"\n{write_text(Path(path), table.to_csv(index=False))}")
 
 
-def _check_policies(names: Sequence[str], baseline: str, metrics: Sequence[str]) -> None:
+def _check_policies(names: Sequence[str], baseline: str) -> None:
     """Raises ConfigError before the first run for arguments that the comparison after the last run would refuse."""
     missing = next(name for name in names if not Path(name).is_dir())
     folders = any(Path(name).is_dir() for name in names) or "/" in missing.partition("(")[0]
@@ -104,8 +106,6 @@ def _check_policies(names: Sequence[str], baseline: str, metrics: Sequence[str])
     known = {re.split(r"[(,]", policy)[0].rpartition(".")[2] for policy in policies}
     if baseline and re.split(r"[(,]", baseline)[0] not in known:
         raise ConfigError(f"baseline={baseline}: no run of this policy; {nearest(baseline, known)}")
-    for key in metrics:
-        check_figure(f"metric={key}")
 
 
 class Pair(NamedTuple):

@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from experiments.report.text import count_text
 from experiments.settings.command_line import HELP, exit_status, no_such_option
 from experiments.settings.compose import compose, compose_sweep, show
 from experiments.settings.overrides import check_given_once, check_overrides, log_unread, with_search_path, with_seeds
-from experiments.settings.settings import ROOT_KEYS
+from experiments.settings.settings import ROOT_KEYS, Settings
 from experiments.store.claim import TerminatedError, sigterm_raises
 from experiments.store.run_folder import ERRORS, remove_begun, run_folders
 from experiments.sweep import claimed_sweep, end_of_sweep, how_to_resume, sweep_folder
@@ -55,21 +55,25 @@ def _main(arguments: Sequence[str], command: Command) -> int:
         return 0
     overrides, sweeps = _overrides(arguments, command)
     if sweeps:
-        _run_sweep(overrides, command)
+        _run_sweep(overrides, command, lambda settings: None)
         return 0
     with sigterm_raises():
         run_alone(command, read_checked(command, compose(*overrides, name=command.config)))
     return 0
 
 
-def run_sweep(arguments: Sequence[str], command: Command = RUN) -> Path:
+def run_sweep(
+    arguments: Sequence[str], command: Command = RUN, check: Callable[[Settings], object] = lambda settings: None
+) -> Path:
     """Runs a sweep and prints its table; returns its folder. arguments: as on the command line, without -m.
+
+    check: called with the settings of each run before the first one.
 
     Raises:
         CbatchError: a setting that cannot be used, or a run that failed.
         KeyboardInterrupt, TerminatedError: with a note that says how to resume.
     """
-    return _run_sweep(_overrides(["-m", *arguments], command)[0], command)
+    return _run_sweep(_overrides(["-m", *arguments], command)[0], command, check)
 
 
 def _overrides(arguments: Sequence[str], command: Command) -> tuple[list[str], bool]:
@@ -88,12 +92,12 @@ def _overrides(arguments: Sequence[str], command: Command) -> tuple[list[str], b
     return overrides, sweeps
 
 
-def _run_sweep(overrides: list[str], command: Command) -> Path:
+def _run_sweep(overrides: list[str], command: Command, check: Callable[[Settings], object]) -> Path:
     logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # failed runs are reported by `run_in_sweep`
     with sigterm_raises(), claimed_sweep(overrides) as name:
         folder = sweep_folder(name)
         try:
-            _launch(overrides, command, folder)
+            _launch(overrides, command, folder, check)
             end_of_sweep(name, run_folders(folder, command.result), command.table)
         except SweepEnded as ended:
             raise (ConfigError(str(ended)) if str(ended) else BrokenPipeError) from None
@@ -105,12 +109,12 @@ def _run_sweep(overrides: list[str], command: Command) -> Path:
     return folder
 
 
-def _launch(overrides: list[str], command: Command, folder: Path) -> None:
+def _launch(overrides: list[str], command: Command, folder: Path, check: Callable[[Settings], object]) -> None:
     """Runs a sweep; each of its runs is checked before the first one starts."""
     (folder / ERRORS).unlink(missing_ok=True)
     sweep = compose_sweep(*overrides, name=command.config)
     for composed in sweep.jobs:
-        read_checked(command, composed)
+        check(read_checked(command, composed))
     log_unread(sweep.jobs)
     names = {folder_name(composed.name) for composed in sweep.jobs}
     if others := [run for run in run_folders(folder, command.result) if run.name not in names]:

@@ -2,14 +2,16 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cbatch import SLO, ConfigError, FinishReason, Request, RunRecord
 from cbatch.record import Life, StepRecord, Transfer
+from cbatch.request_spec import NO_SLO
 from cbatch.results.service import NO_CLIENT
 from cbatch.results.summary import summarize
 from cbatch.results.utilisation import Machines, Work
@@ -215,18 +217,38 @@ def heading_of(key: str) -> Heading:
 def check_figure(given: str) -> None:
     """Raises ConfigError if no run can have the figure in key=NAME. Names of tiers, pools, clients and turns, and places of drafts, are known after a run only."""
     key, known = given.partition("=")[2], _known_figures()
-    of_names = ("attainment.tiers.", "attainment.clients.", "clients.", "pools.", "service.clients.")
-    if key not in known and not key.startswith((*of_names, "drafts.survivals.", "sessions.ttft_seconds.")):
+    rest = re.sub(r"^(clients|pools|(attainment|prefix_cache)\.(tiers|clients))\.", "", key)
+    is_named = rest != key and rest.endswith(tuple(f".{figure.rpartition('.NAME.')[2]}" for figure in known))
+    further = ("service.clients.", "drafts.survivals.", "sessions.ttft_seconds.")
+    if key not in known and not is_named and not key.startswith(further):
         raise ConfigError(no_such_figure(given, known))
+
+
+def check_measured(metrics: Collection[str], settings: Any) -> None:
+    """Raises ConfigError as `check_figure`, and for a figure that a setting of the run switches off. metrics: figures by key."""
+    for key in metrics:
+        check_figure(f"metric={key}")
+    workload, objectives = settings.workload, settings.metrics.objectives
+    unknown = hasattr(workload, "path") or not hasattr(workload, "slo")  # requests may have objectives of their own
+    has_objectives = unknown or workload.slo or workload.tiers or objectives != NO_SLO
+    needs = {"bounds=true": ("regret", settings.bounds), "prefix_cache=true": ("prefix_cache", settings.prefix_cache)}
+    needs |= {
+        "drafter=NAME": ("drafts", settings.drafter.max_drafts),
+        "workload.slo={ttft:1}": ("goodput", has_objectives),
+    }
+    for key, (setting, (group, present)) in product(metrics, needs.items()):
+        if key.partition(".")[0] == group and not present:
+            raise ConfigError(f"metric={key}: is not measured without {setting}; give {setting}, or another figure")
 
 
 def _known_figures() -> list[str]:
     """Returns the dotted keys of all figures that a summary may have, from the summary of a run that served nothing with an iteration of drafts."""
     session: Any = {"session": "any", "turn": 0, "pause": 0.0}
-    request, record = Request(0, 1, 1, client="any", slo=SLO(1.0, 1.0, 1.0, 1.0), **session), RunRecord()
+    request, record = Request(0, 1, 1, client="NAME", tier="NAME", slo=SLO(1.0, 1.0, 1.0, 1.0), **session), RunRecord()
     request.finish_reason, request.finished_at = FinishReason.REJECTED, 0.0
     record.requests.append(request)
     record.add_step(StepRecord._make([*[1] * 17, "", 0, 0, 0, 1, 0, 0]), np.zeros(0, np.int64))
+    record.replicas, record.replica_of, record.pools = [0], {0: 0}, ["NAME", "NAME"]
     record.lives, record.transfers = [Life(0, 0.0)], [Transfer(0, 0, 1, 0, 0, 0.0, 0.0)]
     sizes: dict[str, Any] = {"num_blocks": 1, "max_batch": 1, "num_replicas": 2, "num_evicted_blocks": 0}
     host = {"bytes_out": 0, "bytes_back": 0, "waited_seconds": 0.0}

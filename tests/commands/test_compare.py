@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from experiments.compare import main, pairs_of, report, table_of
 from experiments.report.conditions import ratio_error
 from experiments.report.intervals import Compared, compare, holm, holm_text
 from experiments.report.text import disagree
+from experiments.settings.compose import compose_run
+from experiments.settings.settings import Settings
 from experiments.store.replications import read_replications
 
 ROOT = Path(__file__).parents[2]
@@ -399,9 +401,10 @@ def test_policies_are_run_first_and_the_first_is_the_baseline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], policies: list[str]
 ) -> None:
     """With arguments as in a sweep. Folders are in the order of their names, which is another one."""
-    commands = []
+    commands, settings = [], compose_run()
 
-    def run_sweep(arguments: list[str]) -> Path:
+    def run_sweep(arguments: list[str], check: Callable[[Settings], object]) -> Path:
+        check(settings)
         commands.append(arguments)
         write_sweep(folder := Path("multirun") / arguments[-1].partition("=")[2], policies, [1])
         return folder
@@ -416,7 +419,9 @@ def test_policies_are_run_first_and_the_first_is_the_baseline(
             ("metric", (f"baseline={base}", "metric=nothing")),
             ("baseline", ("baseline=nothing",)),
         ):
-            assert printed(*given, *values).startswith(f"{key}=nothing: "), "before the first run"
+            assert printed(*given, *values).startswith(f"{key}=nothing: ") and len(commands) == 1, (
+                "before the first run"
+            )
     keys = [f"policy={','.join(given)}", "seeds=2", "workload=open_loop(arrivals.rate=4)", "sweep=mine"]
     assert commands[0] == keys, "as an interrupted comparison says to resume it"
     assert f"{other} over {base}: 2 replications, paired" in said

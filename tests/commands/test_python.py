@@ -245,12 +245,16 @@ def test_a_capacity_is_that_of_the_command(tmp_path: Path) -> None:
     ("call", "said"),
     [
         (partial(compare, ["orca", "sarathi"], metric=5), "^metric=5: "),
+        (
+            partial(compare, ["orca", "sarathi"], metric=["ttft_seconds.p50", "prefix_cache.hit_share"]),
+            "^metric=prefix_",
+        ),
         (partial(capacity, "orca", slo={"ttft": 1}, output=5), "^output=5: give the path"),
         (partial(plot, 5, "out"), "^plot 5: no such plot"),
         (partial(plot, "curves", None), "^folder=None: give the path"),
     ],
 )
-def test_an_argument_of_a_wrong_type_is_a_line(call: Any, said: str) -> None:
+def test_an_argument_that_cannot_be_used_is_a_line(call: Any, said: str) -> None:
     with pytest.raises(CbatchError, match=said):
         call()
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from commands import command, summary
 
-from cbatch import BatchShape, ModelSpec
+from cbatch import BatchShape, CbatchError, ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import PROFILES, load_profile
+from experiments import api
 from experiments.profile import command as profile_command
 from experiments.profile import host, laboratory
 from experiments.settings import hardware
@@ -71,13 +72,17 @@ def on_h200() -> float:
 
 
 @pytest.mark.long
-def test_a_policy_that_asks_needs_a_measured_cpu(folder: Path) -> None:
+def test_a_policy_that_asks_needs_a_measured_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ends with one line that names the command, before a model is built; with its profile the same run succeeds."""
     file, keys = cpu_profile(TINY), ("backend=cpu", *SMALL, ASKS, "output=a")
     ended = command("run", *keys, cwd=folder)
     assert ended.returncode == 2 and ended.stderr.count("\n") == 1 and not file.exists()
     assert "this machine's CPU was not measured with model=tiny; " in ended.stderr
     assert not ended.stdout and not (folder / "a").exists()
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(api, "serve_settings", lambda *_, **__: pytest.fail("a model is built"))
+    with pytest.raises(CbatchError, match="this machine's CPU was not measured with model=tiny; "):
+        api.serve("asks.Asks", backend="cpu", model="tiny", requests=3, length=40)
     [measure] = re.findall(r"python -m experiments\.(profile cpu model=\w+)", ended.stderr)
     assert command(*measure.split(), cwd=folder).returncode == 0
     done = command("run", *keys, cwd=folder)

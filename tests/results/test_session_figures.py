@@ -230,10 +230,14 @@ def test_sessions_in_the_report() -> None:
     assert tuple(heading_of(key).text for key in keys) == heads and {heading_of(key).better for key in keys} == {
         "lower"
     }
-    for key in (*keys, "drafts.accepted_share", "drafts.survivals.2", "energy.at_limit_share"):
+    of_names = ("prefix_cache.clients.ann.hit_share", "clients.a.b.tpot_seconds.p50", "pools.p.cost.dollars")
+    for key in (*keys, *of_names, "drafts.accepted_share", "drafts.survivals.2", "energy.at_limit_share"):
         check_figure(f"metric={key}")
     with pytest.raises(ConfigError, match=r"sessions\.job_seconds"):
         check_figure("metric=sessions.job_second.mean")
+    for key in ("clients.ann.ttft_second.p99", "attainment.tiers.gold.shares", "tiers.gold.share", "clients.share"):
+        with pytest.raises(ConfigError, match="no such number; did you mean"):
+            check_figure(f"metric={key}")
 
 
 def test_turns_and_pauses_in_requests_csv(tmp_path: Path) -> None:
