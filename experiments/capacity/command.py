@@ -144,6 +144,8 @@ def slo_text(name: str, overrides: Sequence[str]) -> str:
 def _goal_of_sessions(settings: SearchSettings) -> Goal:
     """Returns the goal of a search over concurrent sessions: at least 20 requests and two sessions for each."""
     workload: Any = settings.workload
+    if given := [key for key in settings.composed.given() if f"{key}.".startswith("workload.arrivals.")]:
+        raise ConfigError(f"{given[0]}: has no effect here, as the number of sessions is varied; leave it out")
     turns, is_whole = workload.requests(None), workload.num_requests is None
     if is_whole and settings.requests != "auto":
         raise ConfigError(f"requests={settings.requests}: recorded sessions are whole; give workload.num_sessions=")

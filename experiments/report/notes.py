@@ -43,9 +43,6 @@ LACKS = {
         "more drafts were asked for than the drafter makes of a request: they are cut to drafter.max_drafts"
     ),
     "replicas": Note("backend.router has no effect, as there is one replica", "give backend.replicas"),
-    "arrivals": Note(
-        "workload.arrivals has no effect, as sessions are kept at a number: the next one begins when one ends"
-    ),
     "more_replicas": Note(
         "the autoscaler wanted more replicas than there are: they are cut to backend.replicas, or to those of the pool"
     ),

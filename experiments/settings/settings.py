@@ -31,7 +31,7 @@ from experiments.settings.hardware import profile_of_gpu
 from experiments.settings.identity import columns_of
 from experiments.settings.recipe import Recipe, recipe_of
 from experiments.settings.runtime import Runtime
-from experiments.workloads import Workload
+from experiments.workloads import ClosedLoop, Workload
 
 GROUPS = (
     *("policy", "chunking", "predictor", "workload", "model"),
@@ -278,6 +278,10 @@ def _check_effects(given: Mapping[str, str], model: ModelSpec, workload: Workloa
         without |= dict.fromkeys(shape, f"model.path={model.path}, where the model's shape is read")
     if (load := getattr(workload, "load", None)) is not None:
         without |= dict.fromkeys(_RATES, f"workload.load={load:g}, which sets the rate")
+    arrivals = [key for key in given if f"{key}.".startswith("workload.arrivals.")]
+    if arrivals and isinstance(workload, ClosedLoop) and None not in (workload.sessions, workload.arrivals):
+        kept = f"workload.sessions={workload.sessions}, as a session begins when one ends"
+        raise ConfigError(f"{arrivals[0]}: has no effect beside {kept}; leave it out, or give workload.sessions=null")
     if evictions := [text for key, text in given.items() if key.partition(".")[0] == "eviction"]:
         check_evicts(evictions[0], prefix_cache)
     for key, other in without.items():

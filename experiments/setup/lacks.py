@@ -1,6 +1,5 @@
 """Features that a policy, an eviction or a router depends on and a run lacks; `experiments.report.notes` has a text for each."""
 
-import re
 from collections.abc import Sequence
 
 from cbatch import ConfigError
@@ -9,8 +8,6 @@ from cbatch.policy import name_of
 from cbatch.validation import nearest
 from experiments.report.notes import LACKS
 from experiments.setup.assemble import Run
-
-_GIVES_ARRIVALS = re.compile(r"'?\+*workload.*[.(,] *arrivals\b")  # as a key, or as an argument of the option
 
 
 def lacks_of(run: Run) -> list[str]:
@@ -32,8 +29,6 @@ def lacks_of(run: Run) -> list[str]:
     needed = [*["replicas"] * (type(routers[0]) is not RoundRobin), *["reports"] * (settings.backend.staleness > 0)]
     needed += ["drafts"] * (settings.drafter.max_drafts > 0 and "drafting" not in settings.policy.section)
     needed += ["between_nodes"] * (getattr(settings.backend, "network", None) is not None)
-    if getattr(settings.workload, "sessions", None) is not None:
-        needed += ["arrivals"] * any(map(_GIVES_ARRIVALS.match, settings.composed.overrides))
     if isinstance(run.engine, Cluster) and run.engine.fleet is not None and run.engine.fleet.is_cut:
         needed.append("more_replicas")
     if any(each.state.drafts.asked > each.state.drafts.most for each in run.engine.engines):

@@ -5,8 +5,8 @@ the number of requests.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
@@ -105,6 +105,10 @@ class Workload(Described, ABC):
 
     def __post_init__(self) -> None:
         check(self, "workload.", WorkloadError)
+        (reader, unread), defaults = self.unread, {field.name: field.default for field in fields(self)}
+        if given := [f"workload.{name}" for name in unread if getattr(self, name) != defaults[name]]:
+            remedy = f"leave {'them' if len(given) > 1 else 'it'} out"
+            raise WorkloadError(f"{', '.join(given)}: not read by {reader}; {remedy}")
         if self.tiers and abs(1 - (total := sum(tier.share for tier in self.tiers.values()))) > 1e-6:
             raise WorkloadError(f"workload.tiers: the shares sum to {total:g}; give shares that sum to 1")
         if self.replications > 1 and self.load is None:
@@ -113,6 +117,11 @@ class Workload(Described, ABC):
     @abstractmethod
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         """Returns requests in order of arrival, with ids 0, 1, ...; without a vocabulary prompts stay None."""
+
+    @property
+    def unread(self) -> tuple[str, Collection[str]]:
+        """Returns the fields that the others leave without effect, which must keep their defaults, after what does not read them."""
+        return "", ()
 
     @property
     def answers_back(self) -> bool:

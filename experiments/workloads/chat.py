@@ -1,6 +1,6 @@
 """Chats: sessions whose turns follow each other, in closed loop, or as an open loop that does not wait for answers."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, NamedTuple
@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from pydantic import WrapValidator
 
-from cbatch import Request, WorkloadError
+from cbatch import Request
 from cbatch.arrivals import Arrivals
 from cbatch.validation import Give, not_negative, whole
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload, as_range
@@ -55,13 +55,10 @@ class Chat(DrawnRequests, ClosedLoop):
     system: Annotated[int, whole(0, LONGEST)] = 1024
     pause: Annotated[float, not_negative("seconds")] = 10.0
 
-    def __post_init__(self) -> None:
-        unread = {"sessions": None, "steady": False, "max_length": None, "too_long": "error"}
-        given = [f"workload.{name}" for name, default in unread.items() if getattr(self, name) != default]
-        if not self.closed and given:
-            remedy = f"leave {'them' if len(given) > 1 else 'it'} out"
-            raise WorkloadError(f"{', '.join(given)}: not read by an open loop, workload.closed=false; {remedy}")
-        super().__post_init__()
+    @property
+    def unread(self) -> tuple[str, Collection[str]]:
+        names = ("sessions", "steady", "max_length", "too_long")
+        return "an open loop, workload.closed=false", () if self.closed else names
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         return (ClosedLoop if self.closed else DrawnRequests).requests(self, vocabulary)

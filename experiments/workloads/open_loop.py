@@ -1,7 +1,7 @@
 """Open loops: requests arrive independently of how busy the server is. In two of them prompts share prefixes."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Protocol, Self, runtime_checkable
@@ -112,6 +112,10 @@ class OpenLoop(DrawnRequests):
     """`num_requests` requests of any arrival process and any length distribution. rate_scale: 2 sends the same requests twice as fast."""
 
     rate_scale: Annotated[float, positive("1 keeps the rate")] = 1.0
+
+    @property
+    def unread(self) -> tuple[str, Collection[str]]:
+        return "AllAtOnce, which has no rate", ["rate_scale"] if isinstance(self.arrivals, AllAtOnce) else ()
 
     def within(self, positions: int) -> Self:
         return replace(self, lengths=limit_lengths(self.lengths, positions, self.max_new_tokens))

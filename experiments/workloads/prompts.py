@@ -6,7 +6,7 @@ In closed loop, a turn's prompt is the whole conversation so far, with the model
     line 2         pause -> user: u1, assistant: a1, user: u2        through the chat template      answer a2
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Annotated, NamedTuple, Self
@@ -150,6 +150,10 @@ class PromptFile(Workload, Fit):
         for key in ("pad_outputs", "prediction"):
             if (value := getattr(self, key)) is not None:
                 raise WorkloadError(f"workload.{key}={value}: the output lengths of prompts are unknown; leave it out")
+
+    @property
+    def unread(self) -> tuple[str, Collection[str]]:
+        return "workload.closed=true with too_long=error", ["max_length"] * (self.closed and self.too_long == "error")
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         lines = self._lines()

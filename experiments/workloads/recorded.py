@@ -1,6 +1,6 @@
 """Replays a recorded trace: its lengths, and its arrival times unless all is queued at once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
@@ -67,6 +67,11 @@ class TraceReplay(Replay):
     columns: Annotated[Mapping[str, str] | None, Give("columns by attribute, as in {client: user_id}")] = None
     start: Annotated[float, not_negative("seconds into the trace")] = 0.0
     speed: Annotated[float, positive("1 replays in real time, 2 twice as fast")] = 1.0
+
+    @property
+    def unread(self) -> tuple[str, Collection[str]]:
+        recorded, reader = self.format == "decisions", f"format={self.format} with queued={self.queued}".lower()
+        return reader, ["sampling", "pad_outputs"] * recorded + ["speed"] * self.queued
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         at_most = None if self.start or self.too_long == "drop" else self.num_requests

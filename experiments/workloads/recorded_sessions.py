@@ -5,8 +5,8 @@ recorded   |= prompt p, answer a =|  pause  |= prompt p a u =|            again 
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import combinations, takewhile
 from pathlib import Path
@@ -69,6 +69,11 @@ class RecordedSessions(ClosedLoop):
         Workload.__post_init__(self)
         if self.steady:
             raise WorkloadError("workload.steady=true: recorded sessions begin at their first turn; leave it out")
+
+    @property
+    def unread(self) -> tuple[str, Collection[str]]:
+        names = [key.name for key in fields(Workload) if key.name != "seed"]
+        return "recorded sessions, whose requests are as recorded", names
 
     def scripts(self) -> Sequence[Session]:
         prompts = [turn.prompt for turns in self._turns_of.values() for turn in turns]

@@ -76,9 +76,6 @@ def test_a_run_says_what_its_eviction_needs() -> None:
     sessionless = ("workload=open_loop", "workload.num_requests=4", "prefix_cache=true")
     settings = compose_run("backend=sim", "eviction=soft_ttl", *sessionless)
     assert serve(settings, log=lambda _: None, bar=False).about["lacks"] == ["sessions"]
-    assert lacks("workload.sessions=2", "workload.arrivals.rate=3") == ["arrivals"]
-    assert lacks("workload=chat(sessions=2,arrivals.rate=3)") == ["arrivals"]
-    assert lacks("workload.arrivals.rate=3") == lacks("workload.sessions=2") == []
     assert lacks("policy=past_future", "policy.admission=optimum") == [], "which is given true lengths"
 
 

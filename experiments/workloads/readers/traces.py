@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from cbatch import ConfigError, RequestSpec, WorkloadError
+from cbatch.request_spec import NO_SLO
 from cbatch.validation import nearest, shorten
 from experiments.store.decisions_file import read_spec
 from experiments.workloads.readers.table import Table, as_number, at_line, parse_table, read_text
@@ -177,6 +178,7 @@ def _recorded(path: str, text: str) -> Table:
         raise WorkloadError(f"{path}: no request received a token; record a run that serves some")
     served = sorted(specs.values(), key=attrgetter("arrival_time", "id"))
     columns = {name: [getattr(spec, name) for spec in served] for name in RequestSpec.__dataclass_fields__}
+    columns["slo"] = [None if slo == NO_SLO else slo for slo in columns["slo"]]
     columns["arrival_iteration"] = [iterations[spec.id] for spec in served]
     outputs = [spec.true_new_tokens or stopped.get(spec.id, spec.max_new_tokens) for spec in served]
     return Table(path, {**columns, "output_tokens": outputs}, [lines[spec.id] for spec in served])
