@@ -291,6 +291,9 @@ def test_the_command_compares_kept_runs_and_stamps_the_profile(
     assert main(["fidelity", f"measured={kept}", f"folder={tmp_path}", "stamp=on"]) == 0
     printed = capsys.readouterr().out
     assert "0 of 6" in printed
+    (own := tmp_path / "own.json").write_text(json.dumps(profile))
+    assert main(["fidelity", f"measured={kept}", f"folder={tmp_path}", "stamp=on", f"hardware={own}"]) == 0
+    assert own.read_text() == (tmp_path / "h200.json").read_text() != json.dumps(profile), "a profile by its file"
     result = json.loads((tmp_path / "h200" / "fidelity.json").read_text())
     assert set(result["cases"]) == {QUEUED.name, OPEN.name}
     stamped = json.loads((tmp_path / "h200.json").read_text())

@@ -64,7 +64,7 @@ def main(
         measured: files of kept runs, each of a card, separated by commas; with `path` at most one. Or written comparisons
             (.json), also of `capacity`: their errors are printed as one; with `path`, one is simulated again and written instead.
         cases, policies: beginnings of names to measure, separated by ";"; earlier measurements of others are kept.
-        held: requests of each case. hardware: profile to simulate with. stamp: on writes the errors of these runs, or of these comparisons, into it.
+        held: requests of each case. hardware: profile to simulate with, by name or file. stamp: on writes the errors of these runs, or of these comparisons, into it.
 
     Raises:
         ConfigError: neither a trace nor measured runs, or no GPU.
@@ -89,7 +89,7 @@ def main(
             for result in pool(comparisons, profile.name).values():
                 show(result)
     else:
-        files = [Path(file) for file in measured] or [Path(folder) / hardware / f"{name}.npz"]
+        files = [Path(file) for file in measured] or [Path(folder) / profile.name / f"{name}.npz"]
         kept = [kept_runs.load(file) if file.is_file() or not path else ({}, []) for file in files]
         if path:
             from reproduction.validation.serve import serve_cases  # loads torch
@@ -101,6 +101,7 @@ def main(
         comparisons = [_compare_kept(kept, profile, name, folder)]
     if stamp:
         stamped, stated = PROFILES / f"{hardware}.json", statement(comparisons, profile.name)
+        stamped = stamped if stamped.is_file() else Path(hardware)  # as `load_profile` finds it
         written_profile = make_profile(json.loads(stamped.read_text()) | stated)
         write_text(stamped, profile_text(written_profile))
         print(*(f"{stamped}, {loop}: {known.text}" for loop, known in written_profile.compared.items()), sep="\n")
