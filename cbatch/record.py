@@ -3,7 +3,7 @@
 Rows hold plain numbers; arrays and tables are made once, at the end. `cbatch.results` derives figures from it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
@@ -110,6 +110,7 @@ class RunRecord:
         self.blocks: list[BlockCopies] = []  # between host memory and device, of the steps with such copies
         self.replicas: list[int] = []  # that computed each step, if there are several
         self.replica_of: dict[int, int] = {}  # the replica of each request, by the request's id, if there are several
+        self.prefilled_on: Mapping[int, int] | None = None  # by id, of those that have moved; None: no request may move
         self.pools: Sequence[str] = ()  # the name of each replica's pool, if there are pools
         self.lives: Sequence[Life] = ()  # of all replicas, with an autoscaler
         self.transfers: Sequence[Transfer] = ()  # in the order of their ends, if replicas have roles

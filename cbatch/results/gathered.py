@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.record import Life, RunRecord, Transfer
-from cbatch.request import FinishReason
+from cbatch.request import FinishReason, Ints
 from cbatch.results import metrics
 from cbatch.results.metrics import Ended, Served, StepColumns, Window
 
@@ -25,12 +25,13 @@ _row_of = attrgetter(*Ended._fields)
 class Gathered:
     """The data of a summary.
 
-    ended: requests in the order of their ends. replica_of, pools, lives, transfers, lost: as in `RunRecord`. of_pool: the data of each pool.
+    ended: requests in the order of their ends. replica_of, prefilled_on, pools, lives, transfers, lost: as in `RunRecord`. of_pool: the data of each pool.
     """
 
     def __init__(self, *pieces: RunRecord) -> None:
         self.ended: list[Ended] = []
         self.replica_of: Mapping[int, int] = {}
+        self.prefilled_on: Mapping[int, int] | None = None
         self.pools: Sequence[str] = ()
         self.lives: Sequence[Life] = ()
         self.transfers: Sequence[Transfer] = ()
@@ -46,6 +47,22 @@ class Gathered:
     def served(self) -> Served:
         """Returns all served requests, without their tokens."""
         return Served(**_arrays(self._served))
+
+    @property
+    def prefillers(self) -> Ints:
+        """Returns the replica that computed the prompt of each served request, [requests]."""
+        of = {**self.replica_of, **(self.prefilled_on or {})}
+        return np.array([of[id_] for id_ in self.served.id.tolist()], np.int64)
+
+    def prompts(self, window: Window, members: NDArray[np.bool_] | None = None) -> int:
+        """Returns the tokens of the served prompts whose first token came in the window. members: computed by these replicas, [replicas]; None: all."""
+        served = self.served
+        inside = window.holds(served.first_token)
+        return int(served.prompt_tokens[inside if members is None else inside & members[self.prefillers]].sum())
+
+    def members(self, pool: str) -> NDArray[np.bool_]:
+        """Returns which replicas are of a pool, [replicas]."""
+        return np.array([name == pool for name in self.pools])
 
     @property
     def steps(self) -> StepColumns:
@@ -93,7 +110,7 @@ class Gathered:
         _add(self._steps, {"replica": np.array(piece.replicas or [0] * len(piece.steps), np.int64)})
         self.ended += map(Ended._make, map(_row_of, piece.requests))
         self.replica_of, self.pools, self.lives = piece.replica_of, piece.pools, piece.lives
-        self.transfers, self.lost = piece.transfers, piece.lost
+        self.transfers, self.lost, self.prefilled_on = piece.transfers, piece.lost, piece.prefilled_on
         for pool in dict.fromkeys(piece.pools):
             self.of_pool.setdefault(pool, Gathered()).add(_of_pool(piece, pool), piece)
         return served

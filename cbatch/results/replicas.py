@@ -90,19 +90,22 @@ def rows_of(run: Gathered, prices: Sequence[float] | None, num_replicas: int) ->
         if request.finish_reason in SERVED:
             replica = run.replica_of[request.id]
             own = sums[replica][bisect_left(closings[replica], request.finished_at)]
-            for place, number in enumerate((1, request.num_prompt_tokens, request.num_output_tokens)):
-                own[place] += number
-    columns = [run.steps[name].tolist() for name in ("replica", "launched_at", "num_prefill_tokens")]
-    for replica, launched, number in zip(*columns, strict=True):
-        sums[replica][bisect_left(closings[replica], launched)][3] += number
+            own[0] += 1
+            own[2] += request.num_output_tokens
+    served = run.served
+    prompts = run.prefillers.tolist(), served.first_token.tolist(), served.prompt_tokens.tolist()
+    prefills = [run.steps[name].tolist() for name in ("replica", "launched_at", "num_prefill_tokens")]
+    for place, columns in ((1, prompts), (3, prefills)):
+        for replica, at, number in zip(*columns, strict=True):
+            sums[replica][bisect_left(closings[replica], at)][place] += number
     for life in lives:
-        served, seconds = sums[life.replica].pop(0), _paid(life, whole)
+        own, seconds = sums[life.replica].pop(0), _paid(life, whole)
         dollars = None if prices is None else prices[life.replica] * seconds / 3600
-        each = [dollars and over and dollars / over for over in (served[0], (served[1] + served[2]) / 1e6)]
+        each = [dollars and over and dollars / over for over in (own[0], (own[1] + own[2]) / 1e6)]
         pool = run.pools[life.replica] if run.pools else ""
         times = (life.asked, life.ready, life.draining, life.closed)
         stated = (None if time == math.inf else time for time in times)
-        yield (life.replica, pool, *stated, *served, seconds, dollars, *(value or None for value in each))
+        yield (life.replica, pool, *stated, *own, seconds, dollars, *(value or None for value in each))
 
 
 def transfers_of(run: Gathered, window: Window) -> Figures:

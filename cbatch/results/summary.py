@@ -72,7 +72,7 @@ def summarize(
     service = service_of(ended, requests, client_weights)
     cached_by = None if num_evicted_blocks is None else block_size
     sessions = session_figures(ended, requests, ends, window.seconds, run.warming(num_warming), cached_by)
-    throughput, offered = _throughput(requests, window, num_counted), offered_rate(ended)
+    throughput, offered = _throughput(requests, run.prompts(window), window, num_counted), offered_rate(ended)
     present = paid_shares(run.lives, window, num_replicas)
     paid = None if prices is None else np.array(prices) * present
     received = window.holds(steps["received_at"])
@@ -140,9 +140,7 @@ def _pools(
             "prefill_tokens": int(part.steps["num_prefill_tokens"].sum()),
             "counted_requests": (number := int(window.holds(part.served.last_token).sum())),
             **_latencies(part.served, window),
-            "iterations": _iterations(
-                run.steps, window, num_blocks, max_batch, present * (np.array(run.pools) == pool)
-            ),
+            "iterations": _iterations(run.steps, window, num_blocks, max_batch, present * run.members(pool)),
             **({} if paid is None else {"cost": _cost_of_pool(run, pool, window, paid, number)}),
         }
         for pool, part in run.of_pool.items()
@@ -151,12 +149,13 @@ def _pools(
 
 def _scaled(run: Gathered, pool: str, present: Floats) -> Figures:
     most = most_paid(life for life in run.lives if run.pools[life.replica] == pool)
-    return {"mean_replicas": float(present[np.array(run.pools) == pool].sum()), "most_replicas": most}
+    return {"mean_replicas": float(present[run.members(pool)].sum()), "most_replicas": most}
 
 
 def _cost_of_pool(run: Gathered, pool: str, window: Window, paid: Floats, num_counted: int) -> Figures:
-    members = np.array(run.pools) == pool
-    return cost(float(paid[members].sum()), window, _throughput(run.of_pool[pool].served, window, num_counted))
+    members = run.members(pool)
+    throughput = _throughput(run.of_pool[pool].served, run.prompts(window, members), window, num_counted)
+    return cost(float(paid[members].sum()), window, throughput)
 
 
 def _prefix_cache(
@@ -232,10 +231,10 @@ def offered_rate(submitted: Collection[Entry]) -> float:
     return (len(times) - 1) / span if span > 0 else math.nan
 
 
-def _throughput(requests: Served, window: Window, num_counted: int) -> dict[str, float]:
-    """Returns useful work per second: served requests and their tokens, as docs/metrics.md defines them."""
+def _throughput(requests: Served, prompts: int, window: Window, num_counted: int) -> dict[str, float]:
+    """Returns useful work per second: served requests and their tokens, as docs/metrics.md defines them. prompts: see `Gathered.prompts`."""
     seconds = window.seconds or float("nan")
-    prefill = float(requests.prompt_tokens[window.holds(requests.first_token)].sum()) / seconds
+    prefill = prompts / seconds
     decode = requests.num_tokens(window) / seconds
     return {
         "total_tokens_per_second": prefill + decode,

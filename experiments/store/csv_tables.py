@@ -40,7 +40,7 @@ _CACHED = {
     "cached_again_tokens": "num_cached_again",
     "lost_tokens": "num_lost_tokens",
 }
-REPLICA, POOL = "replica", "pool"
+REPLICA, POOL, PREFILLED_ON = "replica", "pool", "prefilled_on"
 EXTRA = "extra."  # prefix of the columns of `Request.extra` in requests.csv
 
 REQUESTS, STEPS, ENERGY = "requests.csv", "steps.csv", "energy.csv"
@@ -63,9 +63,9 @@ class RunTables:
     def write(self, record: RunRecord, served: Served) -> None:
         """Appends the rows of a record, or of a piece of it. served: the served requests of the record, or of the piece."""
         if not self._has_header:
-            placed, self._has_header = place_columns(record), True
-            self._requests.writerow(request_columns(self._extra, self._stated, placed))
-            self._files[1].write(",".join([*self._step_columns, *placed]) + "\r\n")
+            self._has_header = True
+            self._requests.writerow(request_columns(self._extra, self._stated, record))
+            self._files[1].write(",".join([*self._step_columns, *place_columns(record)]) + "\r\n")
         lines = map(partial(_step_line, ",".join(["%s"] * len(self._step_columns))), record.steps)
         lines = map("{},{}".format, lines, record.replicas) if record.replicas else lines
         lines = map("{},{}".format, lines, map(record.pools.__getitem__, record.replicas)) if record.pools else lines
@@ -157,9 +157,10 @@ def stated_columns(cached: bool, paused: bool, tpot: bool = False) -> dict[str, 
     return {**(_TPOT if tpot else {}), **(_TURNS if paused else {}), **(_CACHED if cached else {})}
 
 
-def request_columns(extra: Sequence[str], stated: Iterable[str], placed: Sequence[str]) -> list[str]:
-    """Returns the columns of requests.csv. extra: keys of `Request.extra`. stated, placed: `stated_columns`, `place_columns`."""
-    return [*REQUEST_COLUMNS, *stated, *placed, *(f"{EXTRA}{name}" for name in extra)]
+def request_columns(extra: Sequence[str], stated: Iterable[str], record: RunRecord) -> list[str]:
+    """Returns the columns of requests.csv. extra: keys of `Request.extra`. stated: see `stated_columns`."""
+    moves = [PREFILLED_ON] * (record.prefilled_on is not None)
+    return [*REQUEST_COLUMNS, *stated, *place_columns(record), *moves, *(f"{EXTRA}{name}" for name in extra)]
 
 
 def request_rows(
@@ -186,8 +187,9 @@ def request_rows(
 
 
 def _place(record: RunRecord, request: Request) -> list[object]:
-    """Returns the values of `place_columns`; blank for a request that was cancelled before its arrival."""
+    """Returns the values of `place_columns`, blank for a request that was cancelled before its arrival, and where it was prefilled."""
     replica = record.replica_of.get(request.id)
+    moves = () if record.prefilled_on is None else (record.prefilled_on.get(request.id),)
     if replica is None:
-        return [None] * len(place_columns(record))
-    return [replica, *([record.pools[replica]] if record.pools else ())]
+        return [*[None] * len(place_columns(record)), *moves]
+    return [replica, *([record.pools[replica]] if record.pools else ()), *moves]

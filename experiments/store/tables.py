@@ -20,7 +20,6 @@ from experiments.store.csv_tables import (
     REQUESTS,
     STEPS,
     extra_names,
-    place_columns,
     read_extra,
     request_columns,
     request_rows,
@@ -70,7 +69,7 @@ def frame_of_requests(record: RunRecord, served: Served, cached: bool = False) -
     extra = extra_names(record.requests)
     paused = any(request.pause is not None for request in record.requests)
     stated = stated_columns(cached, paused, any(request.slo.tpot is not None for request in record.requests))
-    names = request_columns(extra, stated, place_columns(record))
+    names = request_columns(extra, stated, record)
     frame = pd.DataFrame(request_rows(record, served, extra, stated), columns=names)
     own = {name: frame[name].map(read_extra) for name in names[len(names) - len(extra) :]}
     return frame.replace({None: np.nan, "": np.nan}).infer_objects().astype(dict.fromkeys(_NAMES, "str")).assign(**own)

@@ -195,6 +195,9 @@ def test_real_tokens_are_prefilled_here_and_decoded_there(
     run(cluster, requests)
     assert [request.output for request in requests] == [each.output for each in greedy_references(LLAMA)[:12]]
     assert all(request.num_moves == 1 for request in requests)
+    senders = {each.request: each.sender for each in (*cluster.record.transfers, *cluster.record.lost)}
+    prefilled_on = cluster.record.prefilled_on
+    assert prefilled_on and senders.items() <= prefilled_on.items() and {*prefilled_on} == {*range(12)}
     full = sum(request.num_prompt_tokens // 8 * 8 for request in requests)
     sent = sum(transfer.num_tokens for transfer in cluster.record.transfers)
     assert sent == full if lease == inf else sent < full

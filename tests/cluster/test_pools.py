@@ -86,6 +86,9 @@ def test_prefillers_end_no_requests_and_say_what_they_computed(tmp_path: Path) -
     assert "0 preemptions, 600 tokens recomputed (44.6%) after moves\n" in lost, "of 600 + 600 + 6 x 24"
     rows = read_replicas(tmp_path / "run")
     assert rows["requests"].tolist() == [0, 0, 6] and rows["prefill_tokens"].tolist() == [300, 300, 6 * 5]
+    assert rows["prompt_tokens"].tolist() == [300, 300, 0] and rows["output_tokens"].tolist() == [0, 0, 150]
+    for requests in (read_requests(tmp_path / "run"), run.requests):
+        assert requests.sort_values("id")["prefilled_on"].tolist() == [0, 1] * 3 and {*requests["replica"]} == {2}
 
 
 def test_the_p99_of_a_pool_rests_on_the_requests_of_the_pool() -> None:
@@ -157,11 +160,22 @@ def test_a_setting_of_routers_that_nothing_reads_is_noted() -> None:
     assert "no effect" not in read and "router least_loaded, reports 0.5 s old" in read
 
 
-def test_a_pool_that_ends_no_request_has_no_price_of_one() -> None:
-    pools = {"p": {"role": "prefill", "replicas": 2}, "d": {"role": "decode"}}
-    lines = str(simulate("orca", "open_loop", requests=1, pools=pools, price=3, prefix_cache=True)).splitlines()
+def test_a_pool_that_ends_no_request_has_no_price_of_one(tmp_path: Path) -> None:
+    """Prompts are the prefillers' work and output the decoder's: each is charged with the tokens that it computed."""
+    pools, folder = {"p": {"role": "prefill", "replicas": 2}, "d": {"role": "decode"}}, tmp_path / "run"
+    run = simulate("orca", "open_loop", requests=1, pools=pools, price=3, prefix_cache=True, output=folder)
+    lines = str(run).splitlines()
     prefill, decode = (next(line for line in lines if line.startswith(f"pool {pool} ")) for pool in pools)
-    assert prefill.endswith("; $6/h") and "; $3/h, $" in decode and decode.endswith(" per million tokens")
+    assert "; $6/h, $" in prefill and prefill.endswith(" per million tokens") and "per request" not in prefill
+    assert "; $3/h, $" in decode and decode.endswith(" per million tokens")
+    hours, [request] = run.summary["run"]["counted_seconds"] / 3600, run.requests.itertuples()
+    for pool, dollars, tokens in (("p", 6 * hours, request.prompt_tokens), ("d", 3 * hours, request.output_tokens)):
+        cost = run.summary["pools"][pool]["cost"]
+        assert cost["dollars_per_million_tokens"] == pytest.approx(dollars / tokens * 1e6)
+    assert run.summary["pools"]["p"]["cost"]["dollars_per_million_prompt_tokens"] > 0
+    first, idle, decoder = read_replicas(folder).itertuples()
+    assert first.dollars_per_million_tokens == pytest.approx(3 * hours / request.prompt_tokens * 1e6)
+    assert idle.prompt_tokens == decoder.prompt_tokens == 0
     assert any(line.endswith(" 1 request, in d; 1 replica computed nothing") for line in lines)
 
 

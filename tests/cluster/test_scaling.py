@@ -20,10 +20,13 @@ from test_live_cluster import asked, replica
 from test_transfers import replica as cached
 from tiny_models import LLAMA, greedy_references
 
-from cbatch import Limits, Request
+from cbatch import FinishReason, Limits, Request, RunRecord, StepRecord
 from cbatch.arrivals import Listed
 from cbatch.cluster import Cluster, ClusterView, LeastLoaded, LiveCluster, Phase, Scaling
 from cbatch.errors import ConfigError, PolicyError
+from cbatch.record import Life
+from cbatch.results.gathered import Gathered
+from cbatch.results.replicas import COLUMNS, rows_of
 from experiments.api import simulate
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
@@ -273,6 +276,25 @@ def test_a_pool_says_how_many_of_its_replicas_ran() -> None:
     assert 10 <= (small - 1) * run.summary["run"]["counted_seconds"] < 14
     assert figures["large"]["mean_replicas"] + small == pytest.approx(whole["mean"])
     assert re.search(rf"pool small .* by at most 2 of 3 replicas, {small:.3g} on average: ", str(run))
+
+
+def test_a_prompt_belongs_to_the_life_that_computed_it() -> None:
+    """Replica 0 is there until 10 s and from 20 s on. It prefills 0 in its first life, 1 in its second, and ends 2 itself; replica 1 decodes."""
+    times = {0: (7, 2, 5.0, 25.0), 1: (3, 2, 24.0, 26.0), 2: (2, 1, 6.0, 6.0)}  # prompt, output, first and last token
+    record = RunRecord()
+    for id_, (prompt, output, *tokens) in times.items():
+        request = Request(id_, prompt, output)
+        request.finish_reason, request.num_output_tokens = FinishReason.LENGTH, output
+        request.admitted_at, request.token_times, request.finished_at = 0.0, (tokens[0], tokens[1]), tokens[1]
+        record.requests.append(request)
+    for at, replica_, id_ in ((5.0, 0, 0), (6.0, 0, 2), (24.0, 0, 1), (25.0, 1, 0), (26.0, 1, 1)):
+        record.add_step(StepRecord(0, *[at] * 7, *[0] * 9, note=""), np.array([id_]))
+        record.replicas.append(replica_)
+    record.replica_of, record.prefilled_on = {0: 1, 1: 1, 2: 0}, {0: 0, 1: 0}
+    record.lives = [Life(0, 0.0, 0.0, 9.0, 10.0), Life(1, 0.0, 0.0), Life(0, 20.0, 20.0)]
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in rows_of(Gathered(record), None, 2)]
+    counts = [[row[name] for name in ("requests", "prompt_tokens", "output_tokens")] for row in rows]
+    assert counts == [[1, 7 + 2, 1], [2, 0, 4], [0, 3, 0]]
 
 
 @pytest.mark.long

@@ -115,6 +115,7 @@ def test_golden_of_states() -> None:
     assert [step.ended for step in cluster.engines[1].record.steps] == [3, 4, 5, 6]
     assert [transfer.num_bytes for transfer in cluster.record.transfers] == [6, 2, 4]
     assert [request.first_token_at for request in requests] == [1, 1, 2, 3]
+    assert cluster.record.prefilled_on == {0: 0, 1: 0, 2: 0}, "D stays"
 
 
 @pytest.mark.parametrize("late", [0.0, 0.5])

@@ -212,7 +212,7 @@ def test_each_workload_is_listed_with_keys_that_it_has() -> None:
 
 @pytest.mark.long
 def test_the_files_of_a_run_and_their_columns_are_listed(tmp_path: Path) -> None:
-    """Those of a pipeline with decisions, of replicas with a prefix cache, and of a closed loop."""
+    """Those of a pipeline with decisions, of replicas with roles and a prefix cache, and of a closed loop."""
     page = (ROOT / "docs" / "metrics.md").read_text().partition("\n## ")[0]
     listed = defaultdict[str, set[str]](set)
     for name, text in re.findall(r"^\| `([\w.]+)`[^|]* \| (.+) \|$", page, re.M):
@@ -220,7 +220,8 @@ def test_the_files_of_a_run_and_their_columns_are_listed(tmp_path: Path) -> None
     few = ("run", "backend=cpu", "workload=open_loop", "workload.num_requests=4")
     few += ("workload.lengths.min_length=32", "workload.lengths.max_length=40")
     assert command(*few, "output=a", "backend.pipeline_stages=2", "decisions=true", cwd=tmp_path).returncode == 0
-    assert command(*few, "output=b", "backend.replicas=2", "prefix_cache=true", cwd=tmp_path).returncode == 0
+    roles = "backend.pools={p: {role: prefill}, d: {role: decode}}"
+    assert command(*few, "output=b", roles, "prefix_cache=true", cwd=tmp_path).returncode == 0
     chat = ("run", "backend=sim", "workload=chat", "workload.num_requests=4", "workload.slo={tpot: 1}")
     assert command(*chat, "output=c", cwd=tmp_path).returncode == 0
     written = {path.name for path in tmp_path.rglob("*.*")}

@@ -115,7 +115,7 @@ def test_a_streamed_run_leaves_the_folder_of_a_run_without_tokens_and_timeline(
     keys = ["decisions=on", "workload.arrivals.rate=40", *[f"backend.pools={pools}", "prefix_cache=true"] * bool(pools)]
     ended = a_run(streamed, "stream=on", *keys), a_run(whole, "stream=off", *keys)
     assert [each.complaint for each in ended] == ["", ""]
-    for name in ("requests.csv", "steps.csv"):
+    for name in ("requests.csv", "steps.csv", *["replicas.csv"] * bool(pools)):
         assert (streamed / name).read_bytes() == (whole / name).read_bytes()
     lines = [gzip.decompress((folder / "decisions.jsonl.gz").read_bytes()).splitlines() for folder in (streamed, whole)]
     decisions = [sorted(line for line in found if not line.startswith(b'{"run"')) for found in lines]
