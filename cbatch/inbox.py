@@ -99,7 +99,8 @@ class Inbox:
                 return False
             kept = loading
         if moved.lease is not None:
-            self.on_lost(request, len(moved.blocks) * state.pool.block_size, now)
+            request.lose_lease(num_tokens := len(moved.blocks) * state.pool.block_size)
+            self.on_lost(request, num_tokens, now)
         if kept is not None:
             self.free(kept)
             self._free_rows(state)

@@ -65,6 +65,7 @@ _PLACE = ("__weakref__", "_arrival_time", "_prefix", "_row", "_spec", "_table", 
 _TIMES_AND_REASONS = ("admitted_at", "finish_reason", "finished_at", "reject_reason")
 _COUNTS = ("num_cached_again", "num_cached_tokens", "num_output_tokens", "num_preemptions", "num_recomputed_tokens")
 _LOST = ("num_host_tokens", "num_lost_tokens", "num_moves", "_lost_to", "_resumed_at")
+_MOVED = ("num_recomputed_after_moves", "num_recomputed_after_lost_leases", "_preempted_to", "_leased_to")
 _OUTPUT = ("output", "token_times")
 
 
@@ -79,13 +80,15 @@ class Request:
     num_moves: to another engine.
     num_lost_tokens: tokens of KV cache lost by preemptions, or left behind by moves. Of these, num_recomputed_tokens were computed again, counted at the next
         preemption, move or end, and num_cached_again were found in the prefix cache; the others were not needed any more.
+    num_recomputed_after_moves, num_recomputed_after_lost_leases: of the tokens computed again, those that a move has lost, without and with the
+        blocks of its lease; the other ones were lost by preemptions.
     num_cached_tokens: tokens that the prefix cache held at the first admission; of these, num_host_tokens in host memory.
     finish_reason, reject_reason, num_output_tokens, output: set when the request ends.
 
     Attributes that begin with an underscore belong to the engine; other modules of `cbatch` read and set them, policies do not.
     """
 
-    __slots__ = (*_PLACE, *_TIMES_AND_REASONS, *_COUNTS, *_LOST, *_OUTPUT)
+    __slots__ = (*_PLACE, *_TIMES_AND_REASONS, *_COUNTS, *_LOST, *_MOVED, *_OUTPUT)
 
     id: Final[int] = _of_spec("id")
     num_prompt_tokens: Final[int] = _of_spec("num_prompt_tokens")
@@ -134,7 +137,10 @@ class Request:
         self.output: list[int] = []  # token ids; filled when the request ends, empty in simulation
         self.num_output_tokens = self.num_preemptions = self.num_moves = self.num_recomputed_tokens = 0
         self.num_cached_tokens = self.num_host_tokens = self.num_cached_again = self.num_lost_tokens = 0
-        self._lost_to = 0  # the most tokens computed before a preemption
+        self.num_recomputed_after_moves = self.num_recomputed_after_lost_leases = 0
+        self._lost_to = 0  # the most tokens computed before a preemption or a move
+        self._preempted_to = 0  # the most computed before a preemption since the latest move
+        self._leased_to = 0  # tokens of the blocks that a lost lease held
         self._resumed_at = 0  # tokens found at the latest admission
         self.admitted_at: float | None = None  # seconds; first admission
         self.finished_at: float | None = None  # seconds
@@ -150,16 +156,23 @@ class Request:
         self.count_recomputed(num_computed)
         self.num_preemptions += 1
         self._leave_behind(num_computed)
+        self._preempted_to = max(self._preempted_to, num_computed)
 
     def lose_accepted(self, number: int, num_computed: int) -> None:
         """Counts drafts that a preemption took in flight and that were then accepted, which makes `num_computed` tokens lost."""
         self.num_lost_tokens += number
         self._lost_to = max(self._lost_to, num_computed)
+        self._preempted_to = max(self._preempted_to, num_computed)
 
     def move(self, num_computed: int) -> None:
         """Counts a move to another engine, which finds what was sent of the KV cache of `num_computed` tokens."""
         self.num_moves += 1
         self._leave_behind(num_computed)
+        self._preempted_to = self._leased_to = 0
+
+    def lose_lease(self, num_tokens: int) -> None:
+        """Counts a lease of the first `num_tokens` tokens that was over before they could be read."""
+        self._leased_to = num_tokens
 
     def _leave_behind(self, num_computed: int) -> None:
         self.num_lost_tokens += num_computed
@@ -172,7 +185,13 @@ class Request:
 
     def count_recomputed(self, num_computed: int) -> None:
         """Counts the lost tokens computed again since the latest admission, when `num_computed` tokens are in the KV cache."""
-        self.num_recomputed_tokens += max(min(num_computed, self._lost_to) - self._resumed_at, 0)
+        end = min(num_computed, self._lost_to)
+        self.num_recomputed_tokens += max(end - self._resumed_at, 0)
+        if self.num_moves:
+            begin = max(self._resumed_at, self._preempted_to)  # earlier tokens were lost by a preemption after the move
+            leased = max(min(end, self._leased_to) - begin, 0)
+            self.num_recomputed_after_lost_leases += leased
+            self.num_recomputed_after_moves += max(end - begin, 0) - leased
 
     @property
     def deadline(self) -> float | None:

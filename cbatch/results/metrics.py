@@ -51,6 +51,8 @@ class Ended(NamedTuple):
     num_output_tokens: int
     num_lost_tokens: int
     num_recomputed_tokens: int
+    num_recomputed_after_moves: int
+    num_recomputed_after_lost_leases: int
     is_cut: bool
     num_prompt_tokens: int
     admitted_at: float | None

@@ -2,14 +2,14 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from cbatch.record import Life
 from cbatch.request import SERVED
 from cbatch.results.gathered import Gathered
-from cbatch.results.metrics import Figures, Floats, Window, mean
+from cbatch.results.metrics import Entry, Figures, Floats, Window, mean
 
 COLUMNS = (
     *("replica", "pool", "asked", "ready", "draining", "closed", "requests", "prompt_tokens", "output_tokens"),
@@ -106,6 +106,17 @@ def rows_of(run: Gathered, prices: Sequence[float] | None, num_replicas: int) ->
         times = (life.asked, life.ready, life.draining, life.closed)
         stated = (None if time == math.inf else time for time in times)
         yield (life.replica, pool, *stated, *own, seconds, dollars, *(value or None for value in each))
+
+
+def recomputed_after(ended: Collection[Entry]) -> Figures:
+    """Returns the parts of `run.recomputed_tokens`, by what the tokens were lost to."""
+    moves = sum(request.num_recomputed_after_moves for request in ended)
+    leases = sum(request.num_recomputed_after_lost_leases for request in ended)
+    return {
+        "recomputed_after_preemptions": sum(request.num_recomputed_tokens for request in ended) - moves - leases,
+        "recomputed_after_moves": moves,
+        "recomputed_after_lost_leases": leases,
+    }
 
 
 def transfers_of(run: Gathered, window: Window) -> Figures:

@@ -14,7 +14,7 @@ from cbatch.results import metrics
 from cbatch.results.attainment import MOST_NAMES, attainment, goodput
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Entry, Figures, Floats, Served, StepColumns, Window, statistics
-from cbatch.results.replicas import balance, cost, most_paid, paid_shares, transfers_of
+from cbatch.results.replicas import balance, cost, most_paid, paid_shares, recomputed_after, transfers_of
 from cbatch.results.service import fairness, service_of, waits_of_clients
 from cbatch.results.sessions import session_figures
 from cbatch.results.utilisation import Machines, energy, energy_figures, measured_energy, utilisation
@@ -84,6 +84,7 @@ def summarize(
     return {
         "run": {
             **_run(ended, requests, steps, window, num_counted, num_cancelled),
+            **(recomputed_after(ended) if run.prefilled_on else {}),
             "offered_requests_per_second": offered,
             "overshoot_tokens": overshoot_tokens,
             **({"tail_share": _tail_share(steps, window)} if num_replicas == 1 and math.isnan(offered) else {}),

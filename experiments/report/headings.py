@@ -87,6 +87,9 @@ _HEADINGS = {
     "run.preemptions": Heading("preemptions", better="lower"),
     "run.recomputed_share": Heading("recomputed [%]", 100.0, "share", "lower"),
     "run.recomputed_tokens": Heading("recomputed tokens", better="lower"),
+    "run.recomputed_after_preemptions": Heading("recomputed after preemptions", better="lower"),
+    "run.recomputed_after_moves": Heading("recomputed after moves", better="lower"),
+    "run.recomputed_after_lost_leases": Heading("recomputed after lost leases", better="lower"),
     "prefix_cache.hit_share": Heading("found in cache [%]", 100.0, "share", "higher"),
     "prefix_cache.host.hit_share": Heading("found in host memory [%]", 100.0, "share"),
     "prefix_cache.host.waited_seconds": Heading("waited for copies of blocks [s]", better="lower"),
@@ -166,7 +169,7 @@ MOST_OF_A_PATTERN = 8
 MORE_COLUMNS = (
     *("clients.*.ttft_seconds.p50", "clients.*.tpot_seconds.p50"),
     *(OFFERED, "prefix_cache.host.hit_share", "prefix_cache.tiers.*.hit_share", "prefix_cache.evicted_blocks"),
-    *("run.recomputed_tokens", "run.seconds", "run.tail_share"),
+    *("run.recomputed_tokens", "run.recomputed_after_*", "run.seconds", "run.tail_share"),
     *("drafts.drafts", "drafts.accepted", "drafts.accepted_share", "drafts.wasted_tokens"),
     *("longest_gap_seconds.p50", "longest_gap_seconds.p99", "end_to_end_seconds.p50", "end_to_end_seconds.p99"),
     *("sessions.job_seconds.p90", "sessions.busy_seconds.mean", "sessions.turn_seconds.mean"),
@@ -250,6 +253,7 @@ def _known_figures() -> list[str]:
     record.add_step(StepRecord._make([*[1] * 17, "", 0, 0, 0, 1, 0, 0]), np.zeros(0, np.int64))
     record.replicas, record.replica_of, record.pools = [0], {0: 0}, ["NAME", "NAME"]
     record.lives, record.transfers = [Life(0, 0.0)], [Transfer(0, 0, 1, 0, 0, 0.0, 0.0)]
+    record.prefilled_on = {0: 0}
     sizes: dict[str, Any] = {"num_blocks": 1, "max_batch": 1, "num_replicas": 2, "num_evicted_blocks": 0}
     host = {"bytes_out": 0, "bytes_back": 0, "waited_seconds": 0.0}
     summary = summarize(record, **sizes, host=host, prices=[1.0, 1.0], machines=_MACHINES)
@@ -263,7 +267,8 @@ def no_such_figure(given: str, known: Sequence[str]) -> str:
     """Returns the error message if NAME in key=NAME is no number in this summary, or a number that only other runs have."""
     key = given.partition("=")[2]
     if key not in known and key in _known_figures():
-        return f"{given}: this run has no {key.partition('.')[0]}; docs/metrics.md says of which requests it is"
+        lacking = key if key.startswith("run.") else key.partition(".")[0]
+        return f"{given}: this run has no {lacking}; docs/metrics.md says of which requests it is"
     near = get_close_matches(key, known, 3, 0.3) or list(known)[:3]
     return f"{given}: summary.json has no such number; did you mean {' or '.join(near)}?"
 

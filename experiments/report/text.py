@@ -137,7 +137,7 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     used = f"{share(mean['kv_use_mean'])} used, at most {share(mean['kv_use_peak'])}"
     again = f"{number(run.get('recomputed_tokens'))} tokens recomputed ({share(run.get('recomputed_share'))})"
     cause = "moves or preemptions" if transfers and run["preemptions"] else "moves" if transfers else "preemptions"
-    again += f" after {cause}" * bool(transfers)
+    again += _causes_text(run)
     yield "KV cache", f"{used}; {whole}{count_text(run['preemptions'], 'preemption')}, {again}"
     if cache := summary.get("prefix_cache"):
         cached, again = number(cache["cached_tokens"]), number(cache["cached_again_tokens"])
@@ -183,6 +183,15 @@ def _steady(summary: Summary) -> str:
     asked = about["identity"].get("workload.num_requests") or requests
     more = f", so that there are {requests:,} and not {asked:,} requests" * (asked != requests)
     return f"; the first {warming:,} compute what sessions said before{more}"
+
+
+def _causes_text(run: Mapping[str, Any]) -> str:
+    """Returns what lost the recomputed tokens; if there are several causes, with the tokens of each."""
+    parts = {key: tokens for key, tokens in run.items() if key.startswith("recomputed_after_") and tokens}
+    causes = {key.removeprefix("recomputed_").replace("_", " "): format_number(parts[key]) for key in parts}
+    if len(causes) > 1:
+        return ": " + ", ".join(f"{tokens} {cause}" for cause, tokens in causes.items())
+    return "".join(f" {cause}" for cause in causes)
 
 
 def _price_text(cost: Mapping[str, Any]) -> str:

@@ -198,6 +198,9 @@ def test_real_tokens_are_prefilled_here_and_decoded_there(
     senders = {each.request: each.sender for each in (*cluster.record.transfers, *cluster.record.lost)}
     prefilled_on = cluster.record.prefilled_on
     assert prefilled_on and senders.items() <= prefilled_on.items() and {*prefilled_on} == {*range(12)}
+    parts = [(each.num_recomputed_after_moves, each.num_recomputed_after_lost_leases) for each in requests]
+    assert [sum(part) for part in parts] == [each.num_recomputed_tokens for each in requests], "none is preempted"
+    assert any(leases for _, leases in parts) == (lease < inf)
     full = sum(request.num_prompt_tokens // 8 * 8 for request in requests)
     sent = sum(transfer.num_tokens for transfer in cluster.record.transfers)
     assert sent == full if lease == inf else sent < full

@@ -83,7 +83,8 @@ def test_prefillers_end_no_requests_and_say_what_they_computed(tmp_path: Path) -
         )
     )
     assert "; 6 leases ended unread, of 576 tokens\n" in lost
-    assert "0 preemptions, 600 tokens recomputed (44.6%) after moves\n" in lost, "of 600 + 600 + 6 x 24"
+    again = "600 tokens recomputed (44.6%): 24 after moves, 576 after lost leases\n"
+    assert f"0 preemptions, {again}" in lost, "of 600 + 600 + 6 x 24"
     rows = read_replicas(tmp_path / "run")
     assert rows["requests"].tolist() == [0, 0, 6] and rows["prefill_tokens"].tolist() == [300, 300, 6 * 5]
     assert rows["prompt_tokens"].tolist() == [300, 300, 0] and rows["output_tokens"].tolist() == [0, 0, 150]

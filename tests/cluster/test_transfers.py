@@ -3,6 +3,8 @@
 import gzip
 import json
 import random
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -343,7 +345,7 @@ def test_a_router_may_fill_a_decoder_to_the_last_block(push: bool) -> None:
     cluster = serve([replica(), replica(num_blocks=16)], requests, moves, router=Fills())
     assert [transfer.ended for transfer in cluster.record.transfers] == [1, 1]
     assert [request.finished_at for request in requests] == [3, 5]
-    assert [request.num_recomputed_tokens for request in requests] == [0, 2]
+    assert [(each.num_recomputed_tokens, each.num_recomputed_after_moves) for each in requests] == [(0, 0), (2, 2)]
 
 
 def test_a_waiting_requests_blocks_cost_its_policy_nothing() -> None:
@@ -382,6 +384,8 @@ def test_blocks_kept_for_a_lost_lease_are_free_at_once() -> None:
     figures = summarize(cluster.record, num_blocks=100, max_batch=8, num_replicas=2)
     named = {name: figures["transfers"][name] for name in ("number", "lost_leases", "lost_tokens")}
     assert named == {"number": 0, "lost_leases": 1, "lost_tokens": 8} and figures["run"]["preemptions"] == 0
+    again = {key: tokens for key, tokens in figures["run"].items() if key.startswith("recomputed_after_")}
+    assert [*again.values()] == [0, 0, 8], again
     assert transfers_of(Gathered(cluster.record), Window(2.0, 9.0))["lost_leases"] == 0, "lost before"
 
 
@@ -480,10 +484,12 @@ def test_stages_do_not_share_a_routers_memory(router: Router, counts: list[int])
     assert [len(engine.record.steps) for engine in cluster.engines] == counts
 
 
-def random_run(seed: int) -> Cluster:
+def random_run(seed: int, size: int = 1) -> Cluster:
+    """size: tokens of a block."""
     draw = random.Random(seed)
     roles = [*ROLES, *draw.choices([Role.PREFILL, Role.DECODE, Role.BOTH], k=draw.randint(0, 3))]
-    engines = [replica(draw.randint(2, 6), 64, draw.randint(64, 100), draw.random() < 0.5) for _ in roles]
+    sizes = [(draw.randint(2, 6), draw.randint(64, 100) // size, draw.random() < 0.5) for _ in roles]
+    engines = [replica(batch, 64, blocks, each, block_size=size) for batch, blocks, each in sizes]
     shared = draw.random() < 0.5
     requests = [
         Request(
@@ -537,6 +543,56 @@ def test_random_runs_leak_nothing_and_repeat(seed: int) -> None:
     once, again = random_run(seed), random_run(seed)
     assert once.record.steps == again.record.steps
     assert once.record.transfers == again.record.transfers
+
+
+class Causes:
+    """What each token of a request was lost to last, by its place, and how many tokens came again for each cause."""
+
+    def __init__(self) -> None:
+        self.of, self.found, self.again = dict[int, str](), 0, Counter[str]()
+
+    def lose(self, number: int, cause: str) -> None:
+        self.of.update(dict.fromkeys(range(number), cause))
+        self.found = 0
+
+    def lose_lease(self, number: int) -> None:
+        self.of.update((place, "lost_leases") for place in range(number) if self.of.get(place) == "moves")
+
+    def count(self, number: int) -> None:
+        self.again.update(self.of[place] for place in range(self.found, number) if place in self.of)
+
+
+@pytest.mark.long
+def test_tokens_come_again_for_what_took_them_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In random runs, token by token."""
+    causes: dict[int, Causes] = defaultdict(Causes)
+    notes: dict[str, Callable[[Causes, int], object]] = {
+        "count_recomputed": Causes.count,
+        "lose": lambda own, number: own.lose(number, "preemptions"),
+        "move": lambda own, number: own.lose(number, "moves"),
+        "lose_lease": Causes.lose_lease,
+        "resume": lambda own, number: setattr(own, "found", number),
+    }
+
+    def noting(method: Callable[[Request, int], None], note: Callable[[Causes, int], object]) -> Any:
+        def call(request: Request, number: int) -> None:
+            method(request, number)
+            note(causes[request.id], number)
+
+        return call
+
+    for name, note in notes.items():
+        monkeypatch.setattr(Request, name, noting(getattr(Request, name), note))
+    seen = Counter[str]()
+    for seed in range(20):
+        causes.clear()
+        cluster = random_run(seed, size=5)
+        for request in cluster.record.requests:
+            again = causes[request.id].again
+            moved = request.num_recomputed_after_moves, request.num_recomputed_after_lost_leases
+            assert (again.total(), again["moves"], again["lost_leases"]) == (request.num_recomputed_tokens, *moved)
+            seen += again
+    assert min(seen[cause] for cause in ("preemptions", "moves", "lost_leases")) > 10, seen
 
 
 def test_for_a_prefillers_policy_a_turn_ends_with_its_move() -> None:

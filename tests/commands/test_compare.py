@@ -250,6 +250,7 @@ def test_what_cannot_be_compared() -> None:
         ("metrics", "did you mean metric"),
         ("goodput.attained_share", "this run has no goodput"),
         ("drafts.acceptance_length", "this run has no drafts"),
+        ("run.recomputed_after_moves", "this run has no run.recomputed_after_moves;"),
         ("about.number", ""),
     ):
         with pytest.raises(ConfigError, match=f"^metric={key}: .*{said}"):

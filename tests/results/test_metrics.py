@@ -137,6 +137,34 @@ def test_lost_tokens_of_requests_that_end_are_not_recomputed() -> None:
     assert (run["rejected_requests"], run["broken_off_requests"], run["preemptions"]) == (1, 1, 2)
 
 
+@pytest.mark.parametrize(("leased", "after_moves", "after_lost_leases"), [(0, 68, 0), (96, 4, 64)])
+def test_what_is_computed_again_was_lost_to_what_took_it_last(
+    leased: int, after_moves: int, after_lost_leases: int
+) -> None:
+    """Of a prompt of 100: 60 tokens are lost to a preemption and all 100 to a move, after which 32 are found there.
+
+    32 to 80 come again; a preemption takes 80, and all come again: 0 to 80 for the preemption, 80 to 100 for the move. A lost lease has 96 of the move's.
+    """
+    request, record = Request(0, 100, 20), RunRecord()
+    request.lose(60)
+    request.resume(0)
+    request.count_recomputed(100)
+    request.move(100)
+    if leased:
+        request.lose_lease(leased)
+    request.resume(32)
+    request.lose(80)
+    request.resume(0)
+    request.count_recomputed(110)
+    request.finish_reason, request.finished_at = FinishReason.CANCELLED, 1.0
+    record.requests, record.prefilled_on = [request], {0: 0}
+    run = summarize(record, num_blocks=1, max_batch=1)["run"]
+    parts = [run[f"recomputed_after_{cause}"] for cause in ("preemptions", "moves", "lost_leases")]
+    assert (
+        parts == [60 + 80, after_moves, after_lost_leases] and run["recomputed_tokens"] == sum(parts) == 60 + 48 + 100
+    )
+
+
 @pytest.mark.parametrize(("timeout", "requests_per_second"), [(None, 1 / 7), (0.5, 0.0)], ids=["one", "all"])
 def test_what_was_computed_for_clients_that_left_takes_time(timeout: float | None, requests_per_second: float) -> None:
     """Request 0 ends at 1 s, unless its client leaves; an iteration for request 1 is in flight until 7 s when its client leaves."""
