@@ -1,7 +1,7 @@
 """`unfinished.json`: the state of a folder whose results are incomplete: which process is writing them, or why it ended.
 
     begun        a process has claimed the folder; if the process no longer exists, it was killed, perhaps for lack of memory
-    failed       the error with its traceback, and the state of all requests and KV blocks
+    failed       the error with its traceback
     terminated   the same after SIGTERM, which job schedulers send at the time limit
 
 The file is removed when the results are complete. A claim is a lock on an empty file, `.lock`, which the system releases

@@ -22,6 +22,7 @@ _OUTCOME = {  # column: attribute of the request
     "admitted": "admitted_at",
     "first_token": "first_token_at",
     "last_token": "last_token_at",
+    "ended": "finished_at",
     "prompt_tokens": "num_prompt_tokens",
     "output_tokens": "num_output_tokens",
     "finish_reason": "finish_reason.value",

@@ -1,5 +1,6 @@
 """Replicas and routers: who gets which request, and one record of them all."""
 
+import csv
 import re
 from operator import attrgetter
 from pathlib import Path
@@ -10,12 +11,13 @@ from schedules import make_engine
 
 from cbatch import Engine, Limits, Plan, Policy, Request, RunRecord, View
 from cbatch.arrivals import Listed
-from cbatch.cluster import Cluster, ClusterView, LeastLoaded, RoundRobin, Router
+from cbatch.cluster import Cluster, ClusterView, LeastLoaded, Reject, RoundRobin, Router
 from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.results.metrics import collect_served
 from experiments.settings.backends import Simulated
 from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
+from experiments.store.csv_tables import RunTables
 from experiments.store.tables import read_requests, read_steps
 from policies.orca import Orca
 from policies.routers import ROUTERS
@@ -46,6 +48,41 @@ def test_least_loaded_sees_what_has_ended_by_the_time_of_arrival() -> None:
     records = serve(replicas(2), requests, LeastLoaded())
     assert assigned(records) == [[0], [1, 2, 3, 4]]
     assert [request.finished_at for request in records[1].requests] == [2.0, 4.5, 6.5, 8.5]
+
+
+def test_requests_csv_says_when_each_request_ended_however(tmp_path: Path) -> None:
+    """A replica serves one at a time, a token per second. 0 ends at 3 s; 1 is served until its client leaves at 5.5 s, which the plan at 6 s learns.
+
+    2 waits until its client leaves at 2.5 s, before the plan at 3 s. 3 arrives at 4.25 s: the router refuses it then. 4 arrives at 6.5 s: the policy refuses it.
+    """
+
+    class Picky(Orca):
+        def plan(self, view: View) -> Plan:
+            if fourth := [request for request in view.waiting if request.id == 4]:
+                plan = view.plan()
+                plan.reject(fourth[0], "enough")
+                return plan.build()
+            return super().plan(view)
+
+    class Refuses:
+        def choose(self, request: Request, view: ClusterView) -> int | Reject:
+            return Reject("no third") if request.id == 3 else 0
+
+    requests = [Request(0, 4, 3), Request(1, 4, 9, timeout=5.5), Request(2, 4, 9, timeout=2.5)]
+    cluster = Cluster([replica(Picky(), 1), *replicas(1)], Refuses())
+    cluster.attach(Listed([*requests, Request(3, 4, 1, arrival_time=4.25), Request(4, 4, 1, arrival_time=6.5)]))
+    record = cluster.run()
+    with RunTables(tmp_path) as tables:
+        tables.write(record, collect_served(record))
+    with (tmp_path / "requests.csv").open() as file:
+        ended = {row["id"]: (row["finish_reason"], row["last_token"], row["ended"]) for row in csv.DictReader(file)}
+    assert ended == {
+        "0": ("length", "3.0", "3.0"),
+        "1": ("cancelled", "6.0", "6.0"),
+        "2": ("cancelled", "", "3.0"),
+        "3": ("rejected", "", "4.25"),
+        "4": ("rejected", "", "6.5"),
+    }
 
 
 def test_a_replica_may_wait_for_requests_that_are_not_routed_yet() -> None:

@@ -37,14 +37,16 @@ def test_a_row_of_requests_csv_says_what_was_asked_and_what_came_of_it(folder: P
         rows = {row["id"]: {key: value for key, value in row.items() if value} for row in csv.DictReader(file)}
     assert list(rows) == ["2", "0", "3", "1"]  # in the order of their ends
     submitted = "id=1 max_new_tokens=2 client=ann tier=gold priority=0 slo_ttft_seconds=4.0 "
-    times = "arrival=1.5 admitted=3.25 first_token=11.0 last_token=12.0 "
+    times = "arrival=1.5 admitted=3.25 first_token=11.0 last_token=12.0 ended=12.0 "
     outcome = "prompt_tokens=7 output_tokens=2 finish_reason=length preemptions=1 recomputed_tokens=4 "
     latencies = "scheduling_delay_seconds=1.75 ttft_seconds=9.5 tpot_seconds=1.0 end_to_end_seconds=10.5"
     assert rows["1"] == dict(cell.split("=") for cell in (submitted + times + outcome + latencies).split())
     assert rows["0"]["priority"] == "7"
     single = {"arrival": "5.5", "finish_reason": "stop", "output_tokens": "1", "scheduling_delay_seconds": "0.0"}
     assert single.items() <= rows["3"].items() and "tpot_seconds" not in rows["3"]
-    rejected = "id=2 max_new_tokens=9 priority=0 arrival=2.0 prompt_tokens=9 output_tokens=0 finish_reason=rejected "
+    rejected = (
+        "id=2 max_new_tokens=9 priority=0 arrival=2.0 ended=5.5 prompt_tokens=9 output_tokens=0 finish_reason=rejected "
+    )
     cells = (rejected + "reject_reason=too_long preemptions=0 recomputed_tokens=0").split()
     assert rows["2"] == {key: text.replace("_", " ") for key, text in (cell.split("=") for cell in cells)}
 
@@ -57,7 +59,7 @@ def test_a_request_that_left_after_its_first_token_has_the_times_until_then_and_
     record.requests = [end(late, 6.0, 9.0, FinishReason.CANCELLED, token_times=(7.0, 8.0))]
     [row] = request_rows(record, collect_served(record))
     shown = dict(zip(REQUEST_COLUMNS, row, strict=True))
-    times = {"arrival": 5.5, "admitted": 6.0, "first_token": 7.0, "last_token": 8.0, "ttft_seconds": None}
+    times = {"arrival": 5.5, "admitted": 6.0, "first_token": 7.0, "last_token": 8.0, "ended": 9.0, "ttft_seconds": None}
     assert {key: shown[key] for key in times} == times
 
 

@@ -150,6 +150,9 @@ def test_requests_are_cancelled_once_and_the_end_cuts_the_others(tmp_path: Path)
     assert {end.finish_reason for turn in turns for end in turn.ended} == {FinishReason.CANCELLED}
     assert figures["run"]["cancelled_requests"] == 3
     assert (figures["about"]["cut"], figures["about"]["cancelled"]) == (2, 1)
+    rows = pd.read_csv(tmp_path / "run" / "requests.csv").set_index("id")
+    assert rows.ended[1] < rows.ended[0] == rows.ended[2] and (rows.ended >= rows.arrival).all()
+    assert not (rows.ended < rows.last_token).any()
 
 
 def test_an_idle_engine_waits_for_messages_and_says_nothing(tmp_path: Path) -> None:
