@@ -1,7 +1,7 @@
 """Everything in this folder needs an NVIDIA GPU; without one, one test is skipped and says so."""
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -11,12 +11,12 @@ import torch
 collect_ignore_glob = [] if torch.cuda.is_available() else ["test_gpu_*.py"]
 
 
-@pytest.fixture(autouse=True)
-def gpu_lock(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Keeps other processes of `pytest -n` from the GPUs during tests marked `alone`, which measure memory or time."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Keeps other processes of `pytest -n`, and what their modules' fixtures build, from the GPUs during tests marked `alone`."""
     with (Path(gettempdir()) / "cbatch-gpu-tests.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if request.node.get_closest_marker("alone") else fcntl.LOCK_SH)
-        yield
+        fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        return (yield)
 
 
 @pytest.fixture(autouse=True)
