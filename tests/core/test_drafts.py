@@ -242,6 +242,16 @@ def test_a_preempted_request_keeps_what_is_accepted_in_flight() -> None:
     assert request.num_recomputed_tokens == 7
 
 
+def test_a_preempted_request_ends_by_what_is_accepted_in_flight() -> None:
+    """Its last token is known with the outcome, and no token is in flight: it leaves the waiting requests once."""
+    engine, request = make(NEXT, max_new_tokens=6)
+    in_flight(engine)
+    engine.state.preempt(request)
+    absorb(engine)
+    assert (request.output, request.finish_reason) == ([14, *NEXT, 19], FinishReason.LENGTH)
+    assert not engine.view.waiting and engine.state.pool.num_used == 0
+
+
 def test_a_cancelled_request_gets_no_token_of_its_drafts() -> None:
     engine, request = make(NEXT)
     in_flight(engine)
