@@ -81,18 +81,17 @@ class Chat(DrawnRequests, ClosedLoop):
 
     def trace(self) -> Trace:
         chats = self._chats
-        ends = np.cumsum(chats.counts)[:-1]
-        said = np.concatenate([np.cumsum(tokens) for tokens in np.split(chats.new + chats.answers, ends)])
-        waits = np.concatenate([np.cumsum(pauses) for pauses in np.split(chats.pauses, ends)])
-        number = np.repeat(np.arange(len(chats.counts)), chats.counts)
-        turn = np.concatenate([np.arange(count) for count in chats.counts])
+        number, turn = (np.arange(chats.counts.max()) < chats.counts[:, None]).nonzero()
+        table = np.zeros((2, len(chats.counts), chats.counts.max()))  # of each turn: new tokens and answer, pause
+        table[:, number, turn] = chats.new + chats.answers, chats.pauses
+        said, waits = table.cumsum(axis=2)[:, number, turn]
         times = chats.starts[number] + waits
         order = np.argsort(times, kind="stable")[: self.num_requests]
         shared = ((SYSTEM, 0),) if self.system else ()
         texts = [(*shared, (1 + chat, self.system)) for chat in number[order].tolist()]
         return Trace(
             source="chat",
-            prompt_tokens=(self.system + said - chats.answers)[order],
+            prompt_tokens=(self.system + said.astype(np.int64) - chats.answers)[order],
             output_tokens=chats.answers[order],
             arrival_time=times[order],
             fields={
