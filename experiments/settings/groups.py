@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import hydra
+import hydra.version
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
@@ -127,5 +127,6 @@ OmegaConf.load = _load_once  # type: ignore[assignment]
 defaults_list._create_interpolation_map = _interpolation_map_if_used  # type: ignore[assignment]
 # a parse tree is only read
 base.parse = _utils.parse = lru_cache(4096)(grammar_parser.parse)  # type: ignore[attr-defined]
+hydra.version._get_version = lru_cache(hydra.version._get_version)  # asked 350 times per composition
 # Hydra copies the store for each composition and for each list of options, but copies what it loads from the store again
 ConfigStore.__deepcopy__ = lambda self, _: self  # type: ignore[attr-defined]
