@@ -22,8 +22,8 @@ from cbatch import ConfigError
 from cbatch.validation import Give
 from experiments.plots import series
 from experiments.plots.axes import AXES, FUTURE, Axis, axis_of, check_swept, with_names
-from experiments.plots.parts import draw_bars, label_log, name_places
-from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style, wrap
+from experiments.plots.parts import draw_bars, label_log, name_places, wrap
+from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
 from experiments.report.headings import OFFERED, Heading, check_figure, heading_of
 from experiments.report.intervals import few_text
 from experiments.report.labels import is_argument, is_baseline, merge_equal

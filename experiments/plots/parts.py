@@ -1,8 +1,12 @@
-"""Building blocks of figures: logarithmic axes with plain numbers, lanes of activity, bars over names."""
+"""Building blocks of figures: logarithmic axes with plain numbers, lanes of activity, bars over names, broken texts."""
 
+import warnings
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from math import inf, isinf
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -10,10 +14,13 @@ import pandas as pd
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 LOG = " (log)"  # the end of a label
+LEAST_POINTS = 5  # of a text
 _MOST_VALUES = 7  # labels on an axis
 _WIDTH = 0.8  # of all bars at a name
 
@@ -122,3 +129,42 @@ def show_whole_markers(panel: Axes) -> None:
         points = np.ma.masked_invalid(line.get_xydata())
         if line.get_marker() != "None" and ((ends[:, 0] <= points) & (points <= ends[:, 1])).all():
             line.set_clip_on(False)
+
+
+def wrap(text: str, width: int) -> str:
+    """Breaks a text into lines of about equal length, as few as `width` characters allow."""
+    broken = partial(fill, text, break_on_hyphens=False)
+    longest = max(map(len, text.split(" ")), default=0)
+    widths = range(min(longest, width) or 1, width + 1)  # fewer lines as they grow
+    least = bisect_left(widths, -broken(width).count("\n"), key=lambda width: -broken(width).count("\n"))
+    return broken(widths[least])
+
+
+class FittedLayout(ConstrainedLayoutEngine):
+    """Lays out a figure when it is drawn. The first time, it breaks labels on y longer than their panel, or sets them in smaller type.
+
+    may_break: whether there is width for more lines, which a figure of a given size lacks.
+    """
+
+    def __init__(self, may_break: bool) -> None:
+        super().__init__()
+        self._may_break, self._is_fitted = may_break, False
+
+    def execute(self, fig: Figure) -> None:
+        if not self._is_fitted:
+            self._is_fitted = True
+            with warnings.catch_warnings(action="ignore"):  # `save` refuses a figure without room
+                super().execute(fig)
+            for panel in fig.axes:
+                self._fit_label(panel)
+        super().execute(fig)
+
+    def _fit_label(self, panel: Axes) -> None:
+        label = panel.yaxis.label
+        if (share := panel.bbox.height / max(label.get_window_extent().height, 1)) < 1:
+            if self._may_break:
+                lines, words = label.get_text().splitlines(), label.get_text().split()
+                longest = max(map(len, words + [line[: int(share * len(line))] for line in lines]))
+                label.set_text(wrap(" ".join(words), longest))
+                share = panel.bbox.height / label.get_window_extent().height
+            label.set_fontsize(max(float(label.get_fontsize()) * min(share, 1), LEAST_POINTS))

@@ -2,8 +2,6 @@
 
 import os
 import re
-import warnings
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +9,6 @@ from itertools import product
 from math import ceil
 from numbers import Real
 from pathlib import Path
-from textwrap import fill
 from typing import Annotated, Any, Literal
 
 import matplotlib
@@ -30,7 +27,7 @@ from pydantic import BeforeValidator, Field
 
 from cbatch import ConfigError
 from cbatch.validation import Give
-from experiments.plots.parts import LOG, label_log, show_whole_markers
+from experiments.plots.parts import LEAST_POINTS, LOG, FittedLayout, label_log, show_whole_markers, wrap
 from experiments.report.headings import OFFERED
 from experiments.report.notes import chosen_text, footer_of, given_text, made_text, notes_of
 from experiments.report.titles import gpus_texts
@@ -61,7 +58,6 @@ _SERIES = matplotlib.rc_params_from_file(Path(__file__).with_name("series.mplsty
 _STYLES: list[dict[str, Any]] = list(_SERIES["axes.prop_cycle"])
 MOST_SERIES = len(_STYLES)
 _MOST_LEGEND = 0.4
-_LEAST_POINTS = 5
 
 print_style = partial(plt.style.context, Path(__file__).with_name("print.mplstyle"))
 """Applies the settings of print.mplstyle inside the `with`. Also a decorator."""
@@ -212,15 +208,6 @@ def _shared_texts(runs: pd.DataFrame) -> list[str]:
     return [*texts, *gpus_texts(values, pools[0] if pools.count(pools[0]) == len(pools) else None), *others]
 
 
-def wrap(text: str, width: int) -> str:
-    """Breaks a text into lines of about equal length, as few as `width` characters allow."""
-    broken = partial(fill, text, break_on_hyphens=False)
-    longest = max(map(len, text.split(" ")), default=0)
-    widths = range(min(longest, width) or 1, width + 1)  # fewer lines as they grow
-    least = bisect_left(widths, -broken(width).count("\n"), key=lambda width: -broken(width).count("\n"))
-    return broken(widths[least])
-
-
 def add_heading(
     figure: Figure, heading: str, notes: Sequence[str], handles: Sequence[Artist], size: Size | None
 ) -> None:
@@ -247,27 +234,7 @@ def add_heading(
         figure.suptitle(heading, fontsize=9)
     figure.align_ylabels()
     figure.supxlabel(footer, fontsize=6, color="#555555", wrap=True)
-    _fit_labels(figure, may_break=not size)
-
-
-def _fit_labels(figure: Figure, may_break: bool) -> None:
-    """Breaks labels on y that are longer than their panel, and sets those that still are in smaller type.
-
-    may_break: whether there is width for more lines, which a figure of a given size lacks.
-    """
-    with warnings.catch_warnings(action="ignore"):  # `save` refuses a figure without room
-        if engine := figure.get_layout_engine():
-            engine.execute(figure)
-    for panel in figure.axes:
-        label = panel.yaxis.label
-        if (share := panel.bbox.height / max(label.get_window_extent().height, 1)) < 1:
-            if may_break:
-                lines, words = label.get_text().splitlines(), label.get_text().split()
-                label.set_text(
-                    wrap(" ".join(words), max(map(len, words + [line[: int(share * len(line))] for line in lines])))
-                )
-                share = panel.bbox.height / label.get_window_extent().height
-            label.set_fontsize(max(float(label.get_fontsize()) * min(share, 1), _LEAST_POINTS))
+    figure.set_layout_engine(FittedLayout(may_break=not size))
 
 
 def _add_legend(figure: Figure, heading: str, handles: Sequence[Artist], size: Size | None) -> None:
@@ -276,7 +243,7 @@ def _add_legend(figure: Figure, heading: str, handles: Sequence[Artist], size: S
     If they still do, the figure becomes higher. Raises ConfigError if its size is given.
     """
     height = figure.get_figheight()
-    for points in (7, 6, _LEAST_POINTS):
+    for points in (7, 6, LEAST_POINTS):
         width = int(_LEGEND_WIDTH * figure.get_figwidth() / PAGE * 7 / points)
         labels = [wrap(str(handle.get_label()), width - 8) for handle in handles]
         longest = max(len(line) for label in labels for line in label.splitlines())
@@ -291,7 +258,7 @@ def _add_legend(figure: Figure, heading: str, handles: Sequence[Artist], size: S
         entries = legend.get_window_extent().height - legend.get_title().get_window_extent().height
         if (share := entries / figure.bbox.height) <= _MOST_LEGEND:
             return
-        if points > _LEAST_POINTS:
+        if points > LEAST_POINTS:
             legend.remove()
     if size:
         problem = f"the legend takes {share:.0%} of the height"

@@ -21,10 +21,8 @@ from experiments.workloads import ClosedLoop, GammaArrivals, OpenLoop, TraceRepl
 from experiments.workloads.open_loop import DrawnRequests, PrefixGroups
 from experiments.workloads.trace import Trace
 
-_FOR_RATE, _FEWEST_FOR_RATE = (
-    500_000,
-    4,
-)  # requests, and replications where only whole requests can be drawn, for the mean rate
+_FOR_RATE, _FEWEST_FOR_RATE = 500_000, 4
+"""For the mean rate: requests, and replications where only whole requests can be drawn."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import pytest
 from hand_made import ABOUT, SETTINGS, write_run
 from places import ROOT
 
+from experiments.plots.parts import wrap
 from experiments.plots.series import load_series, without_policies
-from experiments.plots.style import PLAIN, _shared_texts, wrap
+from experiments.plots.style import PLAIN, _shared_texts
 from experiments.report.headings import check_figure, heading_of
 from experiments.report.notes import notes_of
 from experiments.report.titles import gpus_texts

@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 
 from experiments.plots import parts
-from experiments.plots.style import add_heading, line_style, new_figure, print_style, wrap
+from experiments.plots.parts import wrap
+from experiments.plots.style import add_heading, line_style, new_figure, print_style
 
 
 @pytest.mark.parametrize("values", [[], [0.0, 0.0]], ids=["nothing", "zeros"])
