@@ -22,7 +22,8 @@ both served the same requests: replications are then paired by seed, which remov
 decides what is significant. Among many differences some are significant by chance: a line says how many remain if p values are corrected
 for their number by Holm's method. Equal outcomes are one test, and figures that are equal in all replications none. The interval of the
 ratio is computed on its logarithm, and may disagree with few seeds. An interval over seeds does not include the error of simulation:
-"below 10%" marks a significant difference below the largest error, ratio_error, of such a ratio in comparisons with real runs.
+"below 10%" marks a significant difference below the largest error, ratio_error, of such a ratio in comparisons with real runs. This error
+depends on whether either run launches iterations with prompts that fit no captured graph.
 """
 
 import math
@@ -41,7 +42,7 @@ from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments.keys import key_of
 from experiments.report import headings
-from experiments.report.conditions import ratio_error
+from experiments.report.conditions import in_graphs, ratio_error
 from experiments.report.headings import check_measured, flat, no_such_figure
 from experiments.report.intervals import Compared, compare, few_text, holm, holm_text
 from experiments.report.labels import is_baseline
@@ -59,9 +60,10 @@ from experiments.store.runs import ONE_REPLICATION, matching
 _OPTIONS = ("metric", "baseline", "runs", "csv")
 _WHICH_DECIDES = "where the intervals disagree, the difference's decides; the ratio's is computed from its logarithm"
 _BELOW = (
-    "below N%: simulated ratios of this figure were off by up to N% of the real ones, so the difference may be an error of simulation: "
-    "docs/hardware-profiles.md#how-small-a-difference-counts"
+    "below N%: simulated ratios of this figure were off by up to N% of the real ones (N is larger if either run launches "
+    "iterations without a graph), so the difference may be an error of simulation: docs/hardware-profiles.md#how-small-a-difference-counts"
 )
+_UNKNOWN = "simulated ratios of other figures than throughput, makespan, TTFT, TBT, TPOT and end to end: not compared with real runs"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -111,7 +113,7 @@ def _check_policies(names: Sequence[str], baseline: str) -> None:
 class Pair(NamedTuple):
     """A label and the baseline that it is compared with.
 
-    same: both served the same requests. simulated: either is.
+    same: both served the same requests. simulated: either is. in_graphs: both were, see `conditions.in_graphs`.
     results: by key, in the units of summary.json.
     """
 
@@ -119,6 +121,7 @@ class Pair(NamedTuple):
     over: str
     same: bool
     simulated: bool
+    in_graphs: bool
     results: Mapping[str, Compared]
 
     @property
@@ -128,7 +131,7 @@ class Pair(NamedTuple):
 
     def error(self, key: str) -> float:
         """Returns the largest known error of such a ratio; 0 if none is known, or nothing is simulated."""
-        return ratio_error(key) if self.simulated else 0.0
+        return ratio_error(key, self.in_graphs) if self.simulated else 0.0
 
     @property
     def shared(self) -> str:
@@ -151,7 +154,10 @@ def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", 
     alone = [f"not compared: nothing else has the settings of {label}" for label in others]
     if rows["policy"].str.partition("(")[0].nunique() > 1 and any(str(column).startswith("but ") for column in rows):
         alone.append("policies are compared at equal settings: runs=policy=NAME compares the settings of one policy")
-    alone += [holm_text(results), few_text(result.number for result in results)]
+    unknown = any(
+        pair.simulated and of.significant and not pair.error(key) for pair in pairs for key, of in pair.results.items()
+    )
+    alone += [holm_text(results), few_text(result.number for result in results), _UNKNOWN * unknown]
     below = notes_of(summary["about"] for summary in rows.drop_duplicates("folder")["summary"]) if notes else []
     tails = any("p99" in key for pair in pairs for key in pair.results)
     if notes and tails and "run.counted_requests" in rows:
@@ -228,7 +234,8 @@ def _counterpart(first: pd.DataFrame, other: pd.DataFrame, group: pd.DataFrame) 
 
 def _pair(first: pd.DataFrame, second: pd.DataFrame, keys: Sequence[str]) -> Pair:
     label, over = str(second["label"].iloc[0]), str(first["label"].iloc[0])
-    simulated = any(summary["about"]["simulated"] for rows in (first, second) for summary in rows["summary"])
+    abouts = [summary["about"] for rows in (first, second) for summary in rows["summary"]]
+    simulated = any(about["simulated"] for about in abouts)
     same, results = bool(first["served"].iloc[0] == second["served"].iloc[0]), {}
     equal = first["figures"].nunique() == second["figures"].nunique() == 1
     for key in keys:
@@ -239,7 +246,7 @@ def _pair(first: pd.DataFrame, second: pd.DataFrame, keys: Sequence[str]) -> Pai
             results[key] = result.alone() if equal else result
     if not results:
         raise ConfigError(f"compare: {label} over {over}: no figure in common; give runs of one kind")
-    return Pair(label, over, same, simulated, results)
+    return Pair(label, over, same, simulated, in_graphs(abouts), results)
 
 
 def _blocks(pairs: Sequence[Pair]) -> list[str]:
@@ -276,6 +283,7 @@ def _text(pairs: Sequence[Pair], several: bool) -> str:
                 texts = values_text(result)
                 if first.number > 1:
                     texts = intervals_text(result, heading.limits[1], pair.error(key))
+                texts[-1] += ", with launches without a graph" * ("; below " in texts[-1] and not pair.in_graphs)
                 if result.number < pair.number:
                     texts[-1] += f"; {result.number} replications have it"
                 rows.append([heading.text, *names, heading.better, *texts])

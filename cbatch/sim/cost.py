@@ -179,13 +179,16 @@ class ProfileCost:
         estimated = dict.fromkeys(self.estimated, f"{FALLBACK}: not measured for {self.spec.name}")
         return {**profile.table_origins(self.spec, topology.tensor_parallel), **of_links, **estimated}
 
-    def provenance(self, asynchronous: bool | None = None, *, own_host: bool = False) -> dict[str, Any]:
+    def provenance(
+        self, asynchronous: bool | None = None, *, own_host: bool = False, in_graphs: bool = False
+    ) -> dict[str, Any]:
         """Returns the profile, its error, unmeasured parts, and extrapolated iterations; part of every simulated result.
 
         asynchronous: which loop; None: neither. own_host: whether the run, not the profile, states the host time.
+        in_graphs: whether all iterations fitted a captured graph.
         """
         profile, origins = self.profile, self.origins()
-        known, otherwise = profile.error_of(self.spec, self.topology, asynchronous), profile.error
+        known, otherwise = profile.error_of(self.spec, self.topology, asynchronous, in_graphs), profile.error
         if asynchronous is None:
             del origins["host"]
         elif own_host:

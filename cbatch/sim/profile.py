@@ -160,20 +160,20 @@ class Profile:
         time = times["async" if asynchronous else "sync"] if times else HostTime(0.0)
         return replace(time, eager_seconds=time.eager_seconds * self.card.launches)
 
-    def error_of(self, spec: ModelSpec, topology: Topology, asynchronous: bool | None) -> Compared | None:
+    def error_of(
+        self, spec: ModelSpec, topology: Topology, asynchronous: bool | None, in_graphs: bool = False
+    ) -> Compared | None:
         """Returns the error of such runs of one replica, or None if none was compared. Comparisons on several GPUs are of tensor parallelism.
 
         What else a run may use, such as pipeline stages, is outside the conditions of the error; results say so.
-        asynchronous: which loop; None: neither, as for single iterations.
+        asynchronous: which loop; None: neither, as for single iterations. in_graphs: prefer such runs, see `Compared`.
         """
-        measured = self.models.get(name := self.measured_as(spec) or spec.name)
+        measured, gpus = self.models.get(name := self.measured_as(spec) or spec.name), topology.tensor_parallel
         if measured and measured.differs(spec):
             return None
-        for of, known in self.compared.items():
-            of_loop = asynchronous in (None, of.startswith("async"))
-            if of_loop and name in known.models and topology.tensor_parallel == known.gpus:
-                return known
-        return None
+        ordered = sorted(self.compared.items(), key=lambda item: item[1].in_graphs != in_graphs)
+        of_loop = (known for of, known in ordered if asynchronous in (None, of.startswith("async")))
+        return next((known for known in of_loop if name in known.models and known.gpus == gpus), None)
 
     def origin(self, *place: str) -> str:
         """Returns the origin of an entry: stated by the entry, by the innermost enclosing object, or by the file's source."""

@@ -32,8 +32,10 @@ FROM = "from"
 Place = tuple[str, ...]  # the keys that lead to an object in a file
 
 Loop = Literal["sync", "async"]
-Conditions = Annotated[str, Field(pattern=r"^a?sync(, [1-9]\d* GPUs)?$")]
-"""A loop, and the number of GPUs unless it is one."""
+IN_GRAPHS = ", in graphs"
+
+Conditions = Annotated[str, Field(pattern=rf"^a?sync(, [1-9]\d* GPUs)?({IN_GRAPHS})?$")]
+"""A loop, the number of GPUs unless it is one, and `IN_GRAPHS` for those runs of the same whose every iteration fitted a captured graph."""
 
 _ENDS = AfterValidator(lambda values: (min(values), max(values)) if values else ())
 
@@ -46,6 +48,7 @@ class Compared:
     batches, loads: the smallest and largest limit of requests per iteration, and rate over the requests per second that sarathi_serve
         served when all came at once (the capacity); empty: not stated.
     shares_of_bound: the smallest and largest rate over B3, the bound of any policy, which is higher; `workload.load` is such a share.
+    in_graphs: whether every iteration with prompts of the simulated runs fitted a captured graph; other launches take times that differ by host.
     runs, cards: their numbers. see: the command or page with all errors.
     """
 
@@ -60,15 +63,17 @@ class Compared:
     batches: Annotated[tuple[int, ...], _ENDS] = ()
     loads: Annotated[tuple[float, ...], _ENDS] = ()
     shares_of_bound: Annotated[tuple[float, ...], _ENDS] = ()
+    in_graphs: bool = False
 
     @property
     def text(self) -> str:
-        """Returns "largest error: mean 8%, P50 28%, P90 14%, P99 24%; batch 48, load 70-90% of capacity"."""
+        """Returns "largest error: mean 8%, P50 28%, P90 14%, P99 24%; batch 48, load 70-90% of capacity", and with `in_graphs` "all iterations in graphs"."""
         sizes = {end: [size for name, size in self.largest_error.items() if name.endswith(end)] for end in STATISTICS}
         errors = ", ".join(f"{end} {max(found):.0%}" for end, found in sizes.items() if found)
         conditions = [f"batch {_span(self.batches)}"] if self.batches else []
         if self.loads:
             conditions.append(f"load {_span([round(100 * load) for load in self.loads])}% of capacity")
+        conditions += ["all iterations in graphs"] * self.in_graphs
         return "; ".join(filter(None, (f"largest error: {errors}", ", ".join(conditions))))
 
 

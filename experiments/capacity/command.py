@@ -124,7 +124,9 @@ def measure(
         search = Search(goal, simulations, log)
         capacity = search.run()
         about["wall_seconds"] = time.perf_counter() - began
-        about["execution"]["iterations_outside_measured_range"] = sum(outcome.outside for outcome in search.outcomes)
+        run.cost.num_outside = sum(outcome.outside for outcome in search.outcomes)
+        run.cost.num_eager = sum(outcome.eager for outcome in search.outcomes)
+        about["execution"] = run.about["execution"]
         figures = _figures(capacity, settings) | {"simulations": len(simulations.outcomes)}
         figures["cpu_seconds"] = sum(outcome.seconds for outcome in simulations.outcomes.values())
         curves, owed = {"attainment": _curve(capacity.shares)}, capacity.shares.by_replication()

@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
     rate: requests per second, or the number of concurrent sessions. good, total: requests that meet their objectives, and all.
     in_system: mean number of requests and of pausing conversations. seconds: CPU time.
-    outside: iterations outside the measured range.
+    outside: iterations outside the measured range. eager: those with prompts that fit no captured graph.
     """
 
     rate: float
@@ -48,6 +48,7 @@ class Outcome(NamedTuple):
     in_system: float
     seconds: float
     outside: int = 0
+    eager: int = 0
 
 
 def replicate(settings: Settings, number: int, rate: float, num_requests: int) -> Settings:
@@ -82,7 +83,7 @@ def simulate(settings: Settings, number: int, rate: float, num_requests: int, wa
         seconds_in_system = float(served.end_to_end.mean()) + _mean_pause(run.requests) if len(served.id) else inf
         in_system = rate * seconds_in_system
     counts, seconds = count_attained(counted, served), time.process_time() - began
-    return Outcome(rate, number, num_requests, warmup, *counts, in_system, seconds, run.num_outside)
+    return Outcome(rate, number, num_requests, warmup, *counts, in_system, seconds, *run.num_outside_and_eager)
 
 
 def _while_full(requests: Sequence[Request], warmup: int) -> list[Request]:

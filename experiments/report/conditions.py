@@ -8,6 +8,7 @@ from typing import Any
 
 from cbatch.sim import load_profile
 from cbatch.sim.profile_file import profile_names
+from cbatch.sim.provenance import IN_GRAPHS
 from experiments.report.headings import LATENCIES
 
 About = Mapping[str, Any]  # the part `about` of a summary
@@ -72,17 +73,24 @@ def beyond_text(abouts: Iterable[About]) -> str:
     return f"outside the conditions of that error: {'; '.join(texts)}" if texts else ""
 
 
-def ratio_error(key: str) -> float:
-    """Returns the largest error of the simulated ratio of two policies in a figure of summary.json, rounded up to whole percents; 0 if none is stated."""
+def in_graphs(abouts: Iterable[About]) -> bool:
+    """Returns whether every iteration with prompts of these runs fitted a captured graph, as far as is known."""
+    return all(about["execution"].get("eager_iterations") == 0 for about in abouts)
+
+
+def ratio_error(key: str, all_in_graphs: bool) -> float:
+    """Returns the largest error of the simulated ratio of two policies in a figure of summary.json, whether or not both were `in_graphs`, rounded up to whole percents; 0 if none is stated."""
     group, _, rank = key.rpartition(".")
     name = LATENCIES.get(group.rpartition(".")[2], ("",))[0]
-    return math.ceil(100 * _ratio_errors().get(f"{name} {rank.replace('p', 'P')}", 0)) / 100
+    others = {"throughput": "throughput", "run": "total time" * (rank == "seconds")}
+    figure = others.get(group, f"{name} {rank.replace('p', 'P')}")
+    return math.ceil(100 * _ratio_errors(all_in_graphs).get(figure, 0)) / 100
 
 
 @cache
-def _ratio_errors() -> Mapping[str, float]:
+def _ratio_errors(all_in_graphs: bool) -> Mapping[str, float]:
     """Returns the largest errors of ratios in the shipped profiles, of one GPU in the asynchronous loop, of which there are enough pairs."""
-    profiles = [load_profile(name).compared.get("async") for name in profile_names()]
+    profiles = [load_profile(name).compared.get(f"async{IN_GRAPHS * all_in_graphs}") for name in profile_names()]
     stated = [item for of in profiles if of for item in of.largest_error_of_ratios.items()]
     return dict(sorted(stated, key=lambda item: item[1]))  # of equal names the largest
 

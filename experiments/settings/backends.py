@@ -79,7 +79,10 @@ class Simulated(Backend):
         return kind(cost, cost.profile.host_time(asynchronous, spec), self.server_seconds)
 
     def facts(self, executors: Sequence[Any], cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
-        origin = cost.provenance(asynchronous, own_host=not isinstance(self.host_seconds, str))
+        num_eager = sum(used.num_eager for used in {each.cost for each in executors})
+        own_host = not isinstance(self.host_seconds, str)
+        origin = cost.provenance(asynchronous, own_host=own_host, in_graphs=not num_eager)
+        origin["eager_iterations"] = num_eager
         origin["stages"] = [asdict(account) for each in executors for account in each.accounts()]
         if self.host_seconds != "measured":
             return origin

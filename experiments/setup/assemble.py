@@ -111,7 +111,7 @@ class Run:
             stated = [cost.provenance(self.settings.runtime.asynchronous)["error"] for cost in costs]
             if len({*stated}) > 1 or "," in execution["profile"]:  # no error is established for unlike replicas
                 execution |= {"error": f"{NOT_COMPARED} of unlike pools", "compared": {}}
-            execution["iterations_outside_measured_range"] = self.num_outside
+            execution["iterations_outside_measured_range"] = self.num_outside_and_eager[0]
         if not backend.simulated:
             execution["predictions"]["asked"] = any(cost.asked for cost in costs)
         if record.stages:  # of a real pipeline; a simulated one keeps its own account
@@ -149,9 +149,10 @@ class Run:
         return {"from": "NVML's energy counters", "readings": len(self.energy.readings)}
 
     @property
-    def num_outside(self) -> int:
-        """Simulated iterations outside the measured range of their profile."""
-        return sum(setup.cost.num_outside for setup in self.setups)
+    def num_outside_and_eager(self) -> tuple[int, int]:
+        """Simulated iterations outside the measured range of their profile, and with prompts that fit no captured graph."""
+        costs = [setup.cost for setup in self.setups]
+        return sum(cost.num_outside for cost in costs), sum(cost.num_eager for cost in costs)
 
     @property
     def requests(self) -> Sequence[Request]:

@@ -15,6 +15,7 @@ from cbatch.kv import KVSize
 from cbatch.request import spec_of
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
+from cbatch.sim.provenance import IN_GRAPHS
 from experiments.profile.machine import Machine
 from experiments.setup.presets import load_spec
 from experiments.store.provenance import today
@@ -22,7 +23,7 @@ from reproduction.validation import fidelity, stored
 from reproduction.validation import runs as runs_file
 from reproduction.validation.__main__ import main
 from reproduction.validation.cases import CASES, POLICIES, SERVE, Case, chosen_cases, workload
-from reproduction.validation.compare import compare, cost_of, pair, scaled, share_of_bound, within_bars
+from reproduction.validation.compare import compare, cost_of, in_graphs, pair, scaled, share_of_bound, within_bars
 from reproduction.validation.ranking import pairs, ratio_errors
 from reproduction.validation.runs import ServedRun
 from reproduction.validation.serve import serve
@@ -192,22 +193,46 @@ def test_errors_of_ratios_are_of_equal_arrivals_served_once() -> None:
     assert (row.median, row.largest) == (pytest.approx(1 / 11), pytest.approx(0.1))
 
 
+def test_the_ratio_of_throughputs_is_also_of_queued_runs_and_runs_without_a_graph_can_be_left_out() -> None:
+    """Throughputs of 2 and 3, simulated as 2.2 and 3: 10%. Of four policies with arrivals `c` had launches without a graph, of `d` it is unknown."""
+    queued = {
+        name: {"load": None, "measured": {"throughput": real}, "simulated": {"throughput": virtual}}
+        for name, real, virtual in (("a", 2.0, 2.2), ("b", 3.0, 3.0))
+    }
+    [row] = ratio_errors([{"cases": {"queued": queued}}]).itertuples()
+    assert (row.Index, row.pairs, row.largest) == ("throughput", 1, pytest.approx(0.1))
+    values = {"d": (1.0, 3.0), "c": (1.0, 1.5), "b": (1.0, 1.05), "a": (1.0, 1.0)}
+    runs = {
+        name: {"load": 0.7, **dict(zip(("measured", "simulated"), ({"TBT P99": value} for value in both), strict=True))}
+        for name, both in values.items()
+    }
+    for name, number in (("a", 0), ("b", 0), ("c", 9)):
+        runs[name]["eager_iterations"] = number
+    cases = {"at 70%": runs, "at 90%": {"c": runs["c"]}}
+    assert in_graphs(cases) == {"at 70%": {"a": runs["a"], "b": runs["b"]}}
+    every, inside = (ratio_errors([{"cases": of}]).loc["TBT P99"] for of in (cases, in_graphs(cases)))
+    assert (every["pairs"], every["largest"]) == (6, pytest.approx(2.0))
+    assert (inside["pairs"], inside["largest"]) == (1, pytest.approx(0.05))
+
+
 def test_the_page_states_the_stored_errors_of_ratios() -> None:
     page = (ROOT / "docs/hardware-profiles.md").read_text()
     h100s = [f"h100/{name}" for name in ("ranked", "other-card", "code", "newer-kernels")]
     h200s = [f"h200/{name}" for name in ("ranked", "code", "code-150", "batch-32", "batch-32-code", "batch-128")]
     for names in (h200s, h100s):
-        errors = ratio_errors([json.loads((ROOT / f"reproduction/results/{name}.json").read_text()) for name in names])
-        assert f"{errors['pairs'].iloc[0]} pairs" in page
-        for name in ("TTFT", "TBT", "TPOT", "end to end"):
-            cells = [errors.loc[f"{name} {end}"] for end in ("mean", "P50", "P90", "P99")]
-            row = " | ".join(f"{cell['median']:.1%}, {cell['largest']:.1%}" for cell in cells)
-            assert f"| {row} |" in page, (name, row)
+        files = [json.loads((ROOT / f"reproduction/results/{name}.json").read_text()) for name in names]
+        for errors in (ratio_errors(files), ratio_errors({"cases": in_graphs(file["cases"])} for file in files)):
+            assert f"{errors.loc['TTFT mean', 'pairs']:.0f} pairs" in page
+            for name in ("TTFT", "TBT", "TPOT", "end to end"):
+                cells = [errors.loc[f"{name} {end}"] for end in ("mean", "P50", "P90", "P99")]
+                row = " | ".join(f"{cell['median']:.1%}, {cell['largest']:.1%}" for cell in cells)
+                assert f"| {row} |" in page, (name, row)
 
 
 def test_the_page_states_the_largest_errors_and_how_many_runs_exceed_bars() -> None:
     page = (ROOT / "docs/hardware-profiles.md").read_text()
     labels = {"async": "one GPU", "sync": "`runtime=sync`", "async, 2 GPUs": "two GPUs"}
+    labels |= {loop + IN_GRAPHS: f"{label}, all in graphs" for loop, label in labels.items()}
     for hardware in ("h200", "h100"):
         compared = load_profile(hardware).compared
         files = compared["async"].see.partition("measured=")[2].split()[0].split(",")

@@ -16,6 +16,7 @@ from test_figures import FIGURES
 from cbatch import SLO, BatchShape, ConfigError, Request
 from cbatch.sim import PROFILES, load_profile
 from cbatch.sim.profile_file import make_profile
+from cbatch.sim.provenance import IN_GRAPHS
 from cbatch.sim.times import StageTimes
 from reproduction.validation import compare, stored
 from reproduction.validation.compare import TARGETS, Pair
@@ -235,6 +236,11 @@ def test_written_comparisons_are_pooled_card_by_card(
     assert found["measured"] == measured and set(found["cards"]) == {"1", "2", "3"}
     assert found["largest_error"] == pytest.approx({**result["largest_error"], "TTFT P90": 0.3})
     assert found["within"]["all runs"] == [1, 4]
+    worse["cases"]["c"]["vtc"]["eager_iterations"] = 7
+    files[1].write_text(json.dumps({"measured": measured[2:], "errors": errors}))
+    inside = stored.pool(files, "h200")[f"async{IN_GRAPHS}"]
+    assert inside["cases"] == {case: runs for case, runs in found["cases"].items() if case != "c, card 3"}
+    assert inside["measured"] == measured[:2] and inside["largest_error"] == pytest.approx(result["largest_error"])
     with pytest.raises(ConfigError, match=r"b\.json: no comparison with this profile: .*h200, not h100"):
         stored.pool(files[1:], "h100")
     files[0].write_text(json.dumps({**result, "tables": "others"}))
@@ -252,4 +258,8 @@ def test_a_profile_states_the_errors_of_the_comparisons_that_it_names(
     content = json.loads((PROFILES / f"{name}.json").read_text()) | statement([*map(Path, files.split(","))], name)
     found = make_profile(content).compared
     assert stated == {loop: replace(known, date=stated[loop].date) for loop, known in found.items()}
-    assert stated.keys() == ({"async", "sync", "async, 2 GPUs"} if name == "h200" else {"async"})
+    loops = {"async", "sync", "async, 2 GPUs"} if name == "h200" else {"async"}
+    assert stated.keys() == (
+        loops if name.endswith("vllm") else {loop + end for loop in loops for end in ("", IN_GRAPHS)}
+    )
+    assert all(known.in_graphs == loop.endswith(IN_GRAPHS) for loop, known in stated.items())

@@ -206,6 +206,15 @@ def summarize(cases: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def in_graphs(cases: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the runs of which every simulated iteration with prompts fitted a captured graph."""
+    chosen = {
+        name: {policy: run for policy, run in runs.items() if run.get("eager_iterations") == 0}
+        for name, runs in cases.items()
+    }
+    return {name: runs for name, runs in chosen.items() if runs}
+
+
 def judged(cases: Mapping[str, Any], name: str) -> list[tuple[str, dict[str, Any]]]:
     """Returns the names of the runs that this figure is judged by, and the runs. Clients do not report all figures."""
     every = [(f"{case}, {policy}", run) for case, runs in cases.items() for policy, run in runs.items()]

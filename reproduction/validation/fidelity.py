@@ -20,6 +20,7 @@ from cbatch import ConfigError
 from cbatch.sim import PROFILES, Profile, load_profile
 from cbatch.sim.profile import Card
 from cbatch.sim.profile_file import make_profile, profile_text
+from cbatch.sim.provenance import IN_GRAPHS
 from cbatch.validation import Switch, whole
 from experiments.store.provenance import today, write_benchmark, write_text
 from reproduction import RESULTS, VALIDATION
@@ -86,7 +87,8 @@ def main(
             again = stored_runs(comparisons[0], path, tables_of(profile, gpus_of(content["cases"])))
             comparisons = [_write_compared(content["measured"], again, profile, name, folder)]
         else:
-            for result in pool(comparisons, profile.name).values():
+            for loop, result in pool(comparisons, profile.name).items():
+                print(f"\n{loop}:")
                 show(result)
     else:
         files = [Path(file) for file in measured] or [Path(folder) / profile.name / f"{name}.npz"]
@@ -146,6 +148,7 @@ def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:
             "batches": batches,
             "loads": loads,
             "shares_of_bound": [round(share, 2) for run in runs if (share := run.get("share_of_bound")) is not None],
+            "in_graphs": loop.endswith(IN_GRAPHS),
         }
     return {"compared": compared}
 

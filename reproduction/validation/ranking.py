@@ -4,7 +4,7 @@
 
 It needs no GPU: measured and simulated figures are those of the files in `measured`. Three tables: pairs of policies at equal load, by how far
 apart they were measured; the same pairs by figure; pairs that differ in load, too. Then the errors of the simulated ratio in every figure,
-of the pairs with arrivals. A pair is decided if it differs by more than the noise: the
+of the pairs with arrivals; then of those whose simulated iterations all fitted captured graphs. A pair is decided if it differs by more than the noise: the
 largest difference between repeats of one setting, by the same card or another. Without repeats the noise is unknown, and no pair is decided.
 Simulation names a winner if it stays the winner when all iteration times of either run change by up to 1%. The regret is the measured figure of the
 setting that simulation prefers over the better one's, minus 1; it counts undecided pairs, too.
@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from reproduction import RESULTS
-from reproduction.validation.compare import card_of
+from reproduction.validation.compare import CLOSED, card_of, in_graphs
 
 FILES = (
     *(f"h100/{name}" for name in ("ranked", "other-card", "code", "held_out", "newer-kernels", "sessions")),
@@ -61,7 +61,8 @@ def main(measured: tuple[str, ...] = ()) -> None:
     counted |= {"named": "sum", "named right": "sum", "regret of named": "max"}
     rows = [found.groupby(keys).agg(counted) for keys in (["what", "figure"], "what")]
     print(_text(rows[0].loc[["policy"]], _SHARES), _text(rows[1], _SHARES), sep="\n")
-    print(_text(ratio_errors(files), ["median", "largest"]))
+    for cases in (dict, in_graphs):
+        print(_text(ratio_errors({"cases": cases(_cases(kept))} for kept in files), ["median", "largest"]))
 
 
 def _count(values: "pd.Series[Any]") -> Any:
@@ -109,12 +110,12 @@ def pairs(files: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def ratio_errors(files: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Returns the errors of the simulated ratio of two policies that one card served with equal arrivals, by figure; repeats are left out."""
+    """Returns the errors of the simulated ratio of two policies that one card served with equal arrivals, by figure, and throughput and total time also of queued requests; repeats are left out."""
     rows = []
-    for policies in (runs for kept in files for name, runs in _cases(kept) if ", again" not in name):
-        arrived = [run for run in policies.values() if run["load"] is not None]
-        for one, other in combinations(arrived, 2):
-            for figure in (figure for figure in one["measured"] if figure.startswith(_RATIOS)):
+    for policies in (runs for kept in files for name, runs in _cases(kept).items() if ", again" not in name):
+        for one, other in combinations(policies.values(), 2):
+            chosen = (*CLOSED, *_RATIOS) if None not in (one["load"], other["load"]) else (*CLOSED,)
+            for figure in (figure for figure in one["measured"] if figure.startswith(chosen)):
                 real, virtual = (one[kind][figure] / other[kind][figure] for kind in ("measured", "simulated"))
                 rows.append((figure, abs(virtual / real - 1)))
     errors = pd.DataFrame(rows, columns=["figure", "error"]).groupby("figure", sort=False)["error"]
@@ -148,17 +149,17 @@ def served(content: Mapping[str, Any]) -> Iterable[tuple[Any, ...]]:
             workload = f"{run['load']}, {run['cache over working set']}"
             yield from _figures(("1", workload, f"{run['policy']}, {run['eviction']}"), run)
         return
-    for name, policies in _cases(content):
+    for name, policies in _cases(content).items():
         case, card = card_of(name)
         for policy, run in policies.items():
             workload = case.removesuffix(", again").replace(policy, "its capacity")
             yield from _figures((f"{card}, {run.get('loop')}, {run['model']}", workload, policy), run)
 
 
-def _cases(content: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:
+def _cases(content: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """Returns the runs of each case of a file, by policy; none of a file of sessions."""
     cases: Mapping[str, Mapping[str, Any]] = content.get("errors", {}).get("profile", content).get("cases", {})
-    return cases.items()
+    return cases
 
 
 def _figures(setting: tuple[str, str, str], run: Mapping[str, Any]) -> Iterable[tuple[Any, ...]]:

@@ -9,8 +9,9 @@ from typing import Any
 from cbatch import ConfigError, Request
 from cbatch.request import spec_of
 from cbatch.sim import load_profile
+from cbatch.sim.provenance import IN_GRAPHS
 from reproduction.validation.cases import CASES, SERVE, sizes, workload
-from reproduction.validation.compare import TARGETS, card_of, gpus_of, on_card, summarize, tables_of
+from reproduction.validation.compare import TARGETS, card_of, gpus_of, in_graphs, on_card, summarize, tables_of
 from reproduction.validation.runs import ServedRun, asked_run
 
 KNOWN = {case.name: case for case in CASES}
@@ -43,6 +44,8 @@ def pool(files: Iterable[Path], profile: str) -> dict[str, dict[str, Any]]:
             origins += content["measured"]
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"measured={file}: no comparison with this profile: {error!r}") from error
+    within = {loop + IN_GRAPHS: in_graphs(cases) for loop, cases in loops.items()}
+    loops |= {loop: cases for loop, cases in within.items() if cases != loops[loop.removesuffix(IN_GRAPHS)]}
     about = {"profile": profile, "targets": TARGETS}
     return {
         loop: about

@@ -22,6 +22,7 @@ from in_process import outcome
 from cbatch import SLO, Request
 from cbatch.errors import ResultsError
 from cbatch.results.metrics import Served
+from cbatch.sim import load_profile
 from experiments.capacity import __main__ as command
 from experiments.capacity import command as searching
 from experiments.capacity import control
@@ -132,6 +133,24 @@ def test_a_search_is_written_resumed_and_not_repeated(folder: Path, monkeypatch:
     run("accuracy=0.02")
     assert curve.pairs, "a narrower interval goes on from what there is"
     assert simulated.isdisjoint(curve.pairs)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("eager", "loop"), [(2, "async"), (0, "async, in graphs")])
+def test_a_search_states_the_error_of_runs_that_launch_as_its_simulations(
+    eager: int, loop: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curve = one_percent_at_7(scatter=0.5)
+
+    def simulate(settings: Settings, number: int, rate: float, *size: int) -> Outcome:
+        return curve([(number, rate)], *size)[0]._replace(outside=1, eager=eager)
+
+    monkeypatch.setattr(searching, "simulate", simulate)
+    run("hardware=h200", "model=llama-3.1-8b")
+    execution = result()["about"]["execution"]
+    number = execution["iterations_outside_measured_range"]
+    assert number >= 3 and execution["eager_iterations"] == eager * number
+    assert execution["error"] == load_profile("h200").compared[loop].text
 
 
 @pytest.mark.long

@@ -10,6 +10,8 @@ from test_figures_shown import simulated
 from cbatch import Request
 from cbatch.results.metrics import Served
 from cbatch.results.sessions import early_turns
+from cbatch.sim import load_profile
+from experiments.api import simulate
 from experiments.report.conditions import beyond_text
 from experiments.report.intervals import few_text
 from experiments.report.notes import LACKS, chosen_text, footer_of, given_text, notes_of, origin_of, tail_text
@@ -236,6 +238,23 @@ def test_a_result_names_what_the_compared_runs_did_not_use(given: str, said: str
     identity = compose_run("policy=sarathi_serve", "backend=sim", "hardware=h100", *given.split()).identity
     about = {**simulated(compared={"batches": [48, 48], "loads": []}), "limits": {"batch": 48}, "identity": identity}
     assert beyond_text([about]).removeprefix("outside the conditions of that error: ") == said
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_eager", "pools"),
+    [("orca", 1, {}), ("sarathi_serve", 0, {}), ("orca", 1, {"a": {"role": "prefill"}, "b": {"role": "decode"}})],
+)
+def test_a_run_states_the_error_of_runs_that_launch_as_it_does(
+    policy: str, num_eager: int, pools: dict[str, Any]
+) -> None:
+    """Three prompts of 960 tokens at once fit no graph of 2,048 tokens; in chunks of 512 all do."""
+    keys = {"hardware": "h200", "model": "llama-3.1-8b", "batch": 3, "chunk": 512} | (
+        {"backend.pools": pools, "prefix_cache": True} if pools else {}
+    )
+    about = simulate(policy, **keys, **{"workload.num_requests": 3}).summary["about"]
+    stated = load_profile("h200").compared["async" if num_eager else "async, in graphs"]
+    assert about["execution"]["eager_iterations"] == num_eager
+    assert about["execution"]["error"] == stated.text and about["execution"]["compared"]["in_graphs"] == (not num_eager)
 
 
 def test_a_drafter_that_drafts_nothing_is_within_the_conditions() -> None:

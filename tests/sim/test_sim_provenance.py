@@ -147,7 +147,9 @@ def test_tables_and_errors_are_those_of_a_shape_and_not_of_a_name(change: dict[s
 def test_each_loop_states_its_own_error() -> None:
     """One that was not compared has none, whatever the other has."""
     profile = load_profile("h200")
-    assert profile.compared.keys() == {"async", "sync", "async, 2 GPUs"}
+    assert profile.compared.keys() == {
+        of + end for of in ("async", "sync", "async, 2 GPUs") for end in ("", ", in graphs")
+    }
     profile = replace(profile, compared={"async": profile.compared["async"]})
     assert profile.error_of(LLAMA_8B, Topology(), asynchronous=False) is None
     sync = replace(
@@ -156,6 +158,15 @@ def test_each_loop_states_its_own_error() -> None:
     both = replace(profile, compared={**profile.compared, "sync": sync})
     assert sync.text == "largest error: mean 8%, P90 11%; batch 48, load 75% of capacity"
     assert both.error_of(LLAMA_8B, Topology(), asynchronous=False) == sync
+    inside = replace(sync, in_graphs=True, loads=())
+    assert inside.text == "largest error: mean 8%, P90 11%; batch 48, all iterations in graphs"
+    of_both = replace(profile, compared={"sync": sync, "sync, in graphs": inside, **profile.compared})
+    for in_graphs, known in ((True, inside), (False, sync)):
+        assert of_both.error_of(LLAMA_8B, Topology(), False, in_graphs) == known
+        assert ProfileCost(of_both, LLAMA_8B).provenance(False, in_graphs=in_graphs)["error"] == known.text
+    assert both.error_of(LLAMA_8B, Topology(), False, in_graphs=True) == sync, (
+        "without a statement of its own, that of all runs"
+    )
     stated = ProfileCost(replace(profile, compared={}, error="within 5%"), LLAMA_8B)
     errors = [stated.provenance(True, own_host=own_host)["error"] for own_host in (False, True)]
     assert errors == ["within 5%", NOT_COMPARED]
