@@ -55,7 +55,7 @@ class Cluster:
         self.arrivals.server_seconds = engines[0].arrivals.server_seconds
         self.record = RunRecord()
         self.replica_of: dict[int, int] = {}  # by the request's id
-        self._prefilled_on: dict[int, int] = {}  # the replicas that moved requests have left
+        self.prefilled_on: dict[int, int] = {}  # the replicas that moved requests have left
         self._merger = Merger(self.replica_of, self.pools)
         each = zip(self.engines, self.pools, prices or repeat(None), roles or repeat(Role.BOTH), strict=False)
         self._views = list(starmap(_view_of, each))
@@ -143,7 +143,7 @@ class Cluster:
         record.lives = () if self.fleet is None else self.fleet.lives
         if self.transfers is not None:
             record.transfers, record.lost = self.transfers.done, self.transfers.lost
-            record.prefilled_on = self._prefilled_on
+            record.prefilled_on = self.prefilled_on
         return record
 
     # -- the host of `drive` ------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class Cluster:
             decoder = self._router.choose_decoder(shown := _shown(request), now)
             self._views[decoder].send(shown, request.num_prompt_tokens)
         self._view.unbind(request)
-        self._prefilled_on[request.id], self.replica_of[request.id] = self.replica_of[request.id], decoder
+        self.prefilled_on[request.id], self.replica_of[request.id] = self.replica_of[request.id], decoder
         return decoder
 
     def _idle_at(self, replica: int) -> float:
