@@ -56,7 +56,7 @@ class Command(NamedTuple):
     serve: as `serve_into`. result: name of the file with the figures, which is written last; empty if a finished run cannot be kept.
     table: returns the table of the finished runs in and below a folder.
     text: describes a summary. line: describes a name and its summary, in a sweep.
-    resume_hint: printed after Ctrl-C: what an interrupted run keeps; with it, a run of a sweep prints progress lines.
+    resume_hint: printed after Ctrl-C: what an interrupted run keeps; with it, a run of a sweep prints progress lines, with its name if others run beside it.
     hidden_groups: groups of conf/ that the command does not take, as --help lists them.
     """
 
@@ -208,9 +208,10 @@ def _finish(
             print(f"{label}: runs again, {why}", flush=True)
         try:
             check_free(folder)
-            if talks := alone and command.resume_hint:
+            if command.resume_hint:
                 print(f"{label} ...", flush=True)
-            log = partial(print, " ", flush=True) if talks else lambda line: None
+            begin = " " if alone else f"{label}:"  # others print, too
+            log = partial(print, begin, flush=True) if command.resume_hint else lambda line: None
             summary = command.serve(settings, folder, replace=True, log=log, bar=alone)
             done = progress.text(num_finished(folder.parent, command.result) - progress.others)
             print(f"{command.line(label, summary)}; {done}", flush=True)

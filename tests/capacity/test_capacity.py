@@ -30,6 +30,7 @@ from experiments.capacity.folder import SIMULATIONS, open_simulations
 from experiments.capacity.search import TooFewError
 from experiments.capacity.simulation import Outcome, count_attained, simulate
 from experiments.compare import main as compare
+from experiments.job import run_in_sweep
 from experiments.run import main
 from experiments.settings.compose import compose, compose_run
 from experiments.settings.construct import construct
@@ -281,6 +282,23 @@ def test_a_sweep_over_objectives_and_models_has_a_row_for_each(folder: Path, mon
     again = run("-m", "sweep=s", "model=llama-2-7b,tiny", "slo=relaxed,strict", without=["output", "slo.ttft"])
     rows = [re.split(r"\s{2,}", line)[:2] for line in again.splitlines() if line.startswith("orca, ")]
     assert [label.split(", ")[1:] for label, _ in rows[:4]] == [[*parts] for parts in reversed(order)]
+
+
+@pytest.mark.long
+def test_searches_beside_each_other_print_their_progress_with_their_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a launcher, here one after the other."""
+    simulate_curve(monkeypatch, one_percent_at_7())
+    monkeypatch.setattr(
+        "experiments.run.run_in_sweep", lambda of, sweep, alone, *to: run_in_sweep(of, sweep, False, *to)
+    )
+    printed = run("-m", "sweep=s", "slo.ttft=1,2", without=["output"]).split("\n\n")[0].splitlines()
+    for name in ("slo.ttft=1", "slo.ttft=2"):
+        first, *others = (line for line in printed if line.startswith(name))
+        assert first == f"{name} ..." and " of 2" in others[-1]
+        assert {line.partition(": ")[2].partition(" ")[0] for line in others[:-1]} >= {"bracket:", "simulating"}
+    assert all(line.startswith("slo.ttft=") for line in printed)
 
 
 def test_an_interrupted_sweep_has_printed_its_progress_and_says_that_simulations_are_kept(
