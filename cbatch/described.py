@@ -104,9 +104,8 @@ def _shown(text: str) -> dict[str, str] | None:
 def _split(arguments: str) -> list[str]:
     """Splits a text at the commas that are in no brackets."""
     depths = accumulate((mark in "([{") - (mark in ")]}") for mark in arguments)
-    ends = [
-        place for place, (mark, depth) in enumerate(zip(arguments, depths, strict=True)) if mark == "," and not depth
-    ]
+    marks = enumerate(zip(arguments, depths, strict=True))
+    ends = [place for place, (mark, depth) in marks if mark == "," and not depth]
     return [arguments[begin + 1 : end].strip() for begin, end in pairwise([-1, *ends, len(arguments)])]
 
 

@@ -119,10 +119,9 @@ def draft_model(drafter: Drafter | None, spec: ModelSpec) -> ModelSpec | None:
     """Returns the shape of the draft model; None without one. Raises ConfigError if its vocabulary is not that of `spec`."""
     draft = None if drafter is None else drafter.model
     if draft is not None and draft.vocab_size != spec.vocab_size:
-        problem = f"has {draft.vocab_size} tokens, but model={spec.name} has {spec.vocab_size}"
-        raise ConfigError(
-            f"drafter=model: the vocabulary of {draft.name} {problem}; choose a model of the same vocabulary"
-        )
+        sizes = f"has {draft.vocab_size} tokens, but model={spec.name} has {spec.vocab_size}"
+        problem = f"the vocabulary of {draft.name} {sizes}"
+        raise ConfigError(f"drafter=model: {problem}; choose a model of the same vocabulary")
     return draft
 
 

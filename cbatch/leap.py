@@ -81,13 +81,9 @@ def entered(
     if num_in_flight:
         launches.insert(0, (*latest.times, latest.handle, latest.state))
     ended = zip(count(1 - num_in_flight), launches, turns, strict=False)
-    return last, [
-        StepRecord._make(
-            (
-                *(first.index + after, *launched[:2], waited_at, now, now, *launched[2][:2]),
-                *(*batch, *launched[3], first.note, num_scores + more, num_reads + more, 0, 0, 0, 0),
-            )
-        )
-        for after, launched, (_, waited_at, _, now) in ended
-        for more in [after * num_requests]
-    ]
+    steps = []
+    for after, launched, (_, waited_at, _, now) in ended:
+        times, more = (*launched[:2], waited_at, now, now, *launched[2][:2]), after * num_requests
+        counts = (num_scores + more, num_reads + more, 0, 0, 0, 0)
+        steps.append(StepRecord._make((first.index + after, *times, *batch, *launched[3], first.note, *counts)))
+    return last, steps

@@ -30,17 +30,8 @@ class Plan:
     """
 
     __slots__ = (
-        "give_up",
-        "least_free",
-        "note",
-        "num_tokens",
-        "pad_to",
-        "preempt",
-        "refusal",
-        "reject",
-        "requests",
-        "reserve",
-        "wake_at",
+        *("give_up", "least_free", "note", "num_tokens", "pad_to", "preempt"),
+        *("refusal", "reject", "requests", "reserve", "wake_at"),
     )
 
     def __init__(

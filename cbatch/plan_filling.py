@@ -44,13 +44,8 @@ class Filling:
         self._free_blocks = kv.num_free
         self._refusal: Refusal | None = None
         self._padding: int | None = None
-        self._view, self._limits, self._kv, self._block_size, self._ahead = (
-            view,
-            limits,
-            kv,
-            kv.block_size,
-            kv.num_ahead,
-        )
+        self._view, self._limits, self._kv = view, limits, kv
+        self._block_size, self._ahead = kv.block_size, kv.num_ahead
         self._places = view.num_places
         self._coming_blocks = kv.num_retiring
         self._named: set[Request] = set()  # added one by one, preempted or rejected

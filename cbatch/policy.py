@@ -126,12 +126,10 @@ def check_policy(policy: Policy, limits: Limits) -> None:
 
 def optional_method(policy: Policy, name: str) -> Callable[[Any], Any]:
     """Returns an optional method of the policy, or `ignore`. Raises PolicyError if the attribute cannot be read or called."""
-    method: Callable[[Any], Any] = call(
-        lambda: f"policy {name_of(policy)}, attribute {name}", getattr, policy, name, ignore
-    )
+    where = f"policy {name_of(policy)}"
+    method: Callable[[Any], Any] = call(f"{where}, attribute {name}", getattr, policy, name, ignore)
     if not callable(method):
-        problem = f"{name} is a {type(method).__name__}; make it a method, or rename it"
-        raise PolicyError(f"policy {name_of(policy)}: {problem}")
+        raise PolicyError(f"{where}: {name} is a {type(method).__name__}; make it a method, or rename it")
     return method
 
 

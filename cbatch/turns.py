@@ -168,9 +168,8 @@ class Turns:
         self._num_preempted = 0
         self.on_launch(step)
         launched = InFlight(step, self.executor.launch(step), (planned_at, self.executor.now()), counts)
-        if step.num_batch_tokens == step.num_decode_tokens and not (
-            checked.drafts is not None or plan.preempt or plan.reject
-        ):
+        decodes_alone = step.num_batch_tokens == step.num_decode_tokens and checked.drafts is None
+        if decodes_alone and not (plan.preempt or plan.reject):
             self._latest = launched
             self._renewal = inf if plan.wake_at is None else plan.wake_at, plan.least_free
         if self.observer is not None:

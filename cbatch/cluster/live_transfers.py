@@ -151,10 +151,9 @@ class LiveTransfers:
         """Lets the layers of an iteration write the tokens of full blocks to decoders."""
         if not self._places or not self._sent or step.num_batch_tokens == step.num_decode_tokens:
             return
-        step.sent, ends = np.zeros(step.num_batch_tokens, np.int32), step.num_tokens.cumsum().tolist()
-        for request, start, number, end in zip(
-            step.requests, step.start.tolist(), step.num_tokens.tolist(), ends, strict=True
-        ):
+        step.sent = np.zeros(step.num_batch_tokens, np.int32)
+        starts, numbers, ends = (each.tolist() for each in (step.start, step.num_tokens, step.num_tokens.cumsum()))
+        for request, start, number, end in zip(step.requests, starts, numbers, ends, strict=True):
             if (sent := self._sent_of(replica, request)) is not None:
                 places = sent.places.reshape(-1)[start : start + number]  # fewer at the end of a prompt
                 step.sent[end - number :][: len(places)] = places

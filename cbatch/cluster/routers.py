@@ -95,10 +95,9 @@ class CheckedRouter:
         if not isinstance(chosen, Route):
             return self._check(chosen, chosen, shown, stage)
         if not self._can_move and (chosen.prefill != chosen.decode or chosen.copy is not None):
+            problem = f"returned {chosen}, but requests stay where they are sent"
             remedy = "a router that moves them states moves = True in its class"
-            raise PolicyError(
-                f"{self._where(shown)}: returned {chosen}, but requests stay where they are sent; {remedy}"
-            )
+            raise PolicyError(f"{self._where(shown)}: {problem}; {remedy}")
         stays = chosen.prefill == chosen.decode  # such a replica decodes, whatever its role
         stages = Role.DECODE if stays else Role.PREFILL, Role.DECODE, Role.BOTH
         parts = zip(chosen, stages, strict=True)

@@ -42,9 +42,8 @@ class ReplicatedServer:
         policies = list(policy) if isinstance(policy, Sequence) else [policy] * len(self.servers)
         earlier = [{*map(id, policies[:place])} for place in range(len(policies))]
         policies = [copy_policy(each) if id(each) in ids else each for each, ids in zip(policies, earlier, strict=True)]
-        engines = [
-            server.engine(own, asynchronous=asynchronous) for server, own in zip(self.servers, policies, strict=True)
-        ]
+        pairs = zip(self.servers, policies, strict=True)
+        engines = [server.engine(policy, asynchronous=asynchronous) for server, policy in pairs]
         scaling, router = self.scaling, copy_policy(self.router, "router")
         if scaling is not None:
             scaling = replace(scaling, autoscaler=copy_policy(scaling.autoscaler, "autoscaler"))

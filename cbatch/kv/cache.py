@@ -61,9 +61,8 @@ class PrefixCache:
             remedy = "give a block_size that divides it"
         elif len(set(hashes)) < len(hashes) or min(hashes) < 0:
             problem = "its prefix_hashes repeat, or are negative"
-            remedy = (
-                "each id (hash_ids in a trace) stands for the whole prompt up to its block's end, so none comes twice"
-            )
+            covers = "stands for the whole prompt up to its block's end"
+            remedy = f"each id (hash_ids in a trace) {covers}, so none comes twice"
         else:
             return
         raise WorkloadError(f"request {spec.id}: {problem}; {remedy}")

@@ -10,6 +10,7 @@ arrival of turn 0 |===served===|   pause   |=turn 1=| pause |==turn 2==|
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import compress
 from operator import attrgetter
 from typing import Any
 
@@ -47,11 +48,8 @@ def session_figures(
     resumed = {request.session for request in warming}
     begun = [turns for name, turns in sessions.items() if name not in resumed]
     firsts = [min(turns, key=attrgetter("turn", "arrival_time")) for turns in begun]
-    jobs = [
-        turns
-        for turns, first in zip(begun, firsts, strict=True)
-        if not first.turn and window.start <= first.arrival_time < window.end
-    ]
+    counts = [not first.turn and window.start <= first.arrival_time < window.end for first in firsts]
+    jobs = [*compress(begun, counts)]
     whole = [turns for turns in jobs if all(turn.finish_reason in SERVED for turn in turns)]
     done = [turns for turns in whole if any(turn.last for turn in turns)]
     rate = 3600 * _num_completed(sessions.values(), done, window) / (seconds or float("nan"))
@@ -71,8 +69,8 @@ def session_figures(
         return figures
     for request in warming:
         sessions.get(request.session or "", []).insert(0, request)
-    counts = [_lost(turns, window, block_size) for turns in sessions.values()]
-    lost, repeated = np.array(counts, int).reshape(-1, 2).sum(axis=0).tolist()
+    tokens = [_lost(turns, window, block_size) for turns in sessions.values()]
+    lost, repeated = np.array(tokens, int).reshape(-1, 2).sum(axis=0).tolist()
     return {**figures, "cache_lost_share": lost / repeated if repeated else float("nan")}
 
 

@@ -20,6 +20,7 @@ from cbatch.results.sessions import session_figures
 from cbatch.results.utilisation import Machines, energy, energy_figures, measured_energy, utilisation
 
 Most = int | NDArray[np.int64]  # a limit of all iterations, or of each
+_OF_HOST = ("planned_at", "launched_at"), ("received_at", "done_at")  # columns with begins and ends of its work
 
 
 def summarize(
@@ -70,6 +71,7 @@ def summarize(
     ends = Window(window.start if begins_later else -math.inf, window.end if drain_requests else math.inf)
     measured = [request for request in ended if ends.start < request.finished_at <= ends.end]
     service = service_of(ended, requests, client_weights)
+    clients = waits_of_clients(service, requests, window) if service and len(service.clients) <= MOST_NAMES else None
     cached_by = None if num_evicted_blocks is None else block_size
     sessions = session_figures(ended, requests, ends, window.seconds, run.warming(num_warming), cached_by)
     throughput, offered = _throughput(requests, run.prompts(window), window, num_counted), offered_rate(ended)
@@ -91,11 +93,7 @@ def summarize(
         },
         "throughput": throughput,
         **_latencies(requests, window),
-        **(
-            {"clients": waits_of_clients(service, requests, window)}
-            if service and len(service.clients) <= MOST_NAMES
-            else {}
-        ),
+        **({} if clients is None else {"clients": clients}),
         "iterations": _iterations(steps, window, num_blocks, max_batch, present),
         **({"drafts": _drafts(steps, window, outcomes)} if steps["num_drafts"].any() else {}),
         **({} if machines is None else utilisation(machines, steps, window, present)),
@@ -132,42 +130,33 @@ def _pools(
 
     paid: mean dollars per hour of each replica. present: see `utilisation`.
     """
-    return {
-        pool: {
-            "replicas": run.pools.count(pool),
-            **(_scaled(run, pool, present) if run.lives else {}),
+    figures = dict[str, dict[str, Any]]()
+    for pool, part in run.of_pool.items():
+        members, served, number = run.members(pool), part.served, run.pools.count(pool)
+        most = most_paid(life for life in run.lives if run.pools[life.replica] == pool)
+        num_counted = int(window.holds(served.last_token).sum())
+        throughput = _throughput(served, run.prompts(window, members), window, num_counted)
+        figures[pool] = {
+            "replicas": number,
+            **({"mean_replicas": float(present[members].sum()), "most_replicas": most} if run.lives else {}),
             "requests": len(part.ended),
             "output_tokens": sum(request.num_output_tokens for request in part.ended),
             "prefill_tokens": int(part.steps["num_prefill_tokens"].sum()),
-            "counted_requests": (number := int(window.holds(part.served.last_token).sum())),
-            **_latencies(part.served, window),
-            "iterations": _iterations(run.steps, window, num_blocks, max_batch, present * run.members(pool)),
-            **({} if paid is None else {"cost": _cost_of_pool(run, pool, window, paid, number)}),
+            "counted_requests": num_counted,
+            **_latencies(served, window),
+            "iterations": _iterations(run.steps, window, num_blocks, max_batch, present * members),
+            **({} if paid is None else {"cost": cost(float(paid[members].sum()), window, throughput)}),
         }
-        for pool, part in run.of_pool.items()
-    }
+    return figures
 
 
-def _scaled(run: Gathered, pool: str, present: Floats) -> Figures:
-    most = most_paid(life for life in run.lives if run.pools[life.replica] == pool)
-    return {"mean_replicas": float(present[run.members(pool)].sum()), "most_replicas": most}
-
-
-def _cost_of_pool(run: Gathered, pool: str, window: Window, paid: Floats, num_counted: int) -> Figures:
-    members = run.members(pool)
-    throughput = _throughput(run.of_pool[pool].served, run.prompts(window, members), window, num_counted)
-    return cost(float(paid[members].sum()), window, throughput)
-
-
-def _prefix_cache(
-    ended: Collection[Entry], num_evicted_blocks: int, host: Mapping[str, float] | None
-) -> dict[str, Any]:
+def _prefix_cache(ended: Collection[Entry], num_evicted: int, host: Mapping[str, float] | None) -> dict[str, Any]:
     """Returns the figures of requests that end in the measured part: of all, and by tier and client where requests name them."""
     named = {"tiers": _hits_by("tier", ended), "clients": _hits_by("client", ended)}
     groups: dict[str, Any] = {name: hits for name, hits in named.items() if hits}
     if host is not None:
         groups["host"] = {**hits_of(ended, "num_host_tokens"), **host}
-    return {**hits_of(ended), "evicted_blocks": num_evicted_blocks, **groups}
+    return {**hits_of(ended), "evicted_blocks": num_evicted, **groups}
 
 
 def _hits_by(attribute: str, requests: Iterable[Entry]) -> dict[str, dict[str, float]]:
@@ -261,9 +250,7 @@ def _iterations(steps: StepColumns, window: Window, num_blocks: Most, max_batch:
         "kv_use_mean": held[0],
         "kv_use_peak": held[1],
         "device_active_share": _active_share(steps, window, present, ("started", "ended")),
-        "host_active_share": _active_share(
-            steps, window, present, ("planned_at", "launched_at"), ("received_at", "done_at")
-        ),
+        "host_active_share": _active_share(steps, window, present, *_OF_HOST),
     }
 
 

@@ -85,9 +85,8 @@ class Drafting(NamedTuple):
             same = {name: steps[name] for name in ("num_prefill_tokens", "num_decode_tokens", "num_scores")}
             reads = steps["num_kv_reads"] + drafts * self.context
             return {**same, "num_sampled": drafts, "num_kv_reads": reads, "num_passes": most + 1}
-        tokens, passes, read = (
-            (most * drafted, np.minimum(most, 1), drafted) if self.parallel else (drafts, most, drafts)
-        )
+        in_one_pass = most * drafted, np.minimum(most, 1), drafted
+        tokens, passes, read = in_one_pass if self.parallel else (drafts, most, drafts)
         columns = {"num_prefill_tokens": 0 * tokens, "num_decode_tokens": tokens, "num_sampled": tokens}
         attended = {"num_scores": tokens * self.context, "num_kv_reads": read * self.context}
         return {**columns, **attended, "num_passes": passes}

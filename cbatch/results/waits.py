@@ -23,18 +23,16 @@ class Waits(NamedTuple):
         arrival = np.array([request.arrival_time for request in unserved])
         left = [request.admitted_at if request.num_output_tokens else request.finished_at for request in unserved]
         end = np.where(np.isnan(served.second_token), served.first_token, served.second_token)
-        return cls(
-            np.concatenate([served.arrival, arrival]), np.concatenate([end, np.maximum(np.array(left, float), arrival)])
-        )
+        left_at = np.maximum(np.array(left, float), arrival)
+        return cls(np.concatenate([served.arrival, arrival]), np.concatenate([end, left_at]))
 
     def between(self, begin: float, end: float) -> float:
         """Returns the mean number of requests that wait from the share `begin` of the time of arrivals to the share `end`; 0 if all arrive at once."""
         first, span = self.begin.min(initial=np.inf), np.ptp(self.begin) if len(self.begin) else 0.0
         if not span:
             return 0.0
-        waited = np.subtract(
-            *(np.clip(times, first + begin * span, first + end * span) for times in (self.end, self.begin))
-        )
+        least, most = first + begin * span, first + end * span
+        waited = np.clip(self.end, least, most) - np.clip(self.begin, least, most)
         return float(waited.sum() / ((end - begin) * span))
 
     @property

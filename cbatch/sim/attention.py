@@ -149,9 +149,7 @@ class TableAttention:
         if num_decodes:
             read: float = context_of_decodes
             if drafted := self.drafted if shape.num_drafts and self.rows_per_read > 1 else None:
-                repeated = (
-                    1 - (shape.num_decodes - shape.num_drafts) / num_decodes
-                )  # reads of a request after its first
+                repeated = 1 - (shape.num_decodes - shape.num_drafts) / num_decodes  # a request's reads after its first
                 num_shared = max(num_shared - int(read * repeated), 0)
             if num_shared and (saved := self._saved(num_decodes)):
                 read = max(read - num_shared * saved, self.least_read * read)

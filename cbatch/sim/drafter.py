@@ -91,11 +91,8 @@ class SurvivalsDrafter(Drafter):
         """
         if (survivals is None) == (alpha is None):
             raise ConfigError("drafter: give either drafter.survivals, a list of shares, or drafter.alpha")
-        for name, value, least in (
-            ("max_drafts", max_drafts, 1),
-            ("layers", layers, 0),
-            ("seconds_per_pass", seconds_per_pass, 0),
-        ):
+        numbers = (("max_drafts", max_drafts, 1), ("layers", layers, 0), ("seconds_per_pass", seconds_per_pass, 0))
+        for name, value, least in numbers:
             if value is not None and value < least:
                 raise ConfigError(f"drafter.{name}={value}: give at least {least}")
         if alpha is not None and not 0 <= alpha <= 1:

@@ -203,9 +203,8 @@ class Measured:
         if self.chunks is None or self.decodes is None:
             return None
         drafted = self.drafted_only.decodes if self.drafted_only else None
-        return TableAttention(
-            ChunkGrid(*self.chunks), self.decodes, self.mixed_decodes, shared_reads=self.shared_reads, drafted=drafted
-        )
+        tables = ChunkGrid(*self.chunks), self.decodes, self.mixed_decodes
+        return TableAttention(*tables, shared_reads=self.shared_reads, drafted=drafted)
 
     def share_out(self, spec: ModelSpec, num_gpus: int) -> "Measured":
         """Estimates one GPU's tables in a group that shares every layer, from the tables of a single GPU.
@@ -284,10 +283,8 @@ class MeasuredModel:
         `captured_rows` covers all layers of the model, which may have more or fewer than the tables.
         """
         degree = tensor_parallel if tensor_parallel in self.tensor_parallel else 1
-        factors = dict.fromkeys(OF_LAYERS, 1 / self.num_layers)
-        tables = self.tensor_parallel.get(degree, Measured()).scaled(
-            **factors, captured_rows=spec.num_layers / self.num_layers
-        )
+        factors = dict.fromkeys(OF_LAYERS, 1 / self.num_layers) | {"captured_rows": spec.num_layers / self.num_layers}
+        tables = self.tensor_parallel.get(degree, Measured()).scaled(**factors)
         if degree == tensor_parallel:
             return tables, ()
         shared = tables.share_out(spec, tensor_parallel)

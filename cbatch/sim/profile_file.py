@@ -34,10 +34,10 @@ def load_profile(name_or_path: str) -> Profile:
         if not path.is_file():
             if path.suffix == ".json":
                 raise ProfileError(f"hardware={name_or_path}: no such file; give the path of a profile, or a name")
-            known = nearest(name_or_path, profile_names())
-            raise ProfileError(
-                f"hardware={name_or_path}: no such profile; {known}, or the file that python -m experiments.profile measures"
+            remedy = (
+                f"{nearest(name_or_path, profile_names())}, or the file that python -m experiments.profile measures"
             )
+            raise ProfileError(f"hardware={name_or_path}: no such profile; {remedy}")
     return read_profile(path)
 
 

@@ -22,14 +22,8 @@ _SEAMS = {
 """Methods of vLLM's scheduler that the adapter calls or overrides, with the parameters that the adapter passes."""
 
 _STATE = (
-    "running",
-    "waiting",
-    "requests",
-    "connector",
-    "need_mamba_block_aligned_split",
-    "kv_cache_manager",
-    "num_spec_tokens",
-    "num_lookahead_tokens",
+    *("running", "waiting", "requests", "connector", "need_mamba_block_aligned_split"),
+    *("kv_cache_manager", "num_spec_tokens", "num_lookahead_tokens"),
 )
 """Attributes of vLLM's scheduler that the adapter reads or replaces."""
 
