@@ -12,17 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from cbatch import ConfigError
-from experiments.job import (
-    RUN,
-    Command,
-    SweepEnded,
-    SweepProgress,
-    folder_name,
-    num_finished,
-    read_checked,
-    run_alone,
-    run_in_sweep,
-)
+from experiments import job
+from experiments.job import RUN, Command
 from experiments.report.text import count_text
 from experiments.settings.command_line import HELP, exit_status, no_such_option
 from experiments.settings.compose import compose, compose_sweep, show
@@ -58,7 +49,7 @@ def _main(arguments: Sequence[str], command: Command) -> int:
         _run_sweep(overrides, command, lambda settings: None)
         return 0
     with sigterm_raises():
-        run_alone(command, read_checked(command, compose(*overrides, name=command.config)))
+        job.run_alone(command, job.read_checked(command, compose(*overrides, name=command.config)))
     return 0
 
 
@@ -99,7 +90,7 @@ def _run_sweep(overrides: list[str], command: Command, check: Callable[[Settings
         try:
             _launch(overrides, command, folder, check)
             end_of_sweep(name, run_folders(folder, command.result), command.table)
-        except SweepEnded as ended:
+        except job.SweepEnded as ended:
             raise (ConfigError(str(ended)) if str(ended) else BrokenPipeError) from None
         except (KeyboardInterrupt, TerminatedError) as error:
             if isinstance(error, KeyboardInterrupt):
@@ -114,16 +105,15 @@ def _launch(overrides: list[str], command: Command, folder: Path, check: Callabl
     (folder / ERRORS).unlink(missing_ok=True)
     sweep = compose_sweep(*overrides, name=command.config)
     for composed in sweep.jobs:
-        check(read_checked(command, composed))
+        check(job.read_checked(command, composed))
     log_unread(sweep.jobs)
-    names = {folder_name(composed.name) for composed in sweep.jobs}
+    names = {job.folder_name(composed.name) for composed in sweep.jobs}
     if others := [run for run in run_folders(folder, command.result) if run.name not in names]:
-        print(
-            f"{folder} holds {count_text(len(others), 'run')} of other settings, which its table shows too", flush=True
-        )
-    finished = num_finished(folder, command.result) - len(others)
-    progress = SweepProgress(len(sweep.jobs), finished, time.time(), sweep.shared, len(others))
-    sweep.launch(partial(run_in_sweep, command, folder, sweep.in_turn, progress))
+        number = count_text(len(others), "run")
+        print(f"{folder} holds {number} of other settings, which its table shows too", flush=True)
+    finished = job.num_finished(folder, command.result) - len(others)
+    progress = job.SweepProgress(len(sweep.jobs), finished, time.time(), sweep.shared, len(others))
+    sweep.launch(partial(job.run_in_sweep, command, folder, sweep.in_turn, progress))
 
 
 if __name__ == "__main__":

@@ -8,16 +8,7 @@ from pathlib import Path
 from cbatch import ConfigError
 from experiments.report.text import count_text
 from experiments.settings.compose import MULTIRUN
-from experiments.store.claim import (
-    LOCK,
-    UNFINISHED,
-    check_free,
-    check_writable,
-    claimed,
-    new_run_folder,
-    read_state,
-    remove_empty,
-)
+from experiments.store import claim
 from experiments.store.run_folder import CONFIG, ERRORS, run_folders
 
 _SWEEP = "sweep"  # the kind of a claimed folder
@@ -37,19 +28,19 @@ def claimed_sweep(arguments: list[str]) -> Iterator[str]:
     name = _name_of_sweep(arguments)
     with ExitStack() as held:
         if name is None:
-            name = held.enter_context(new_run_folder(sweep_folder(f"{datetime.now():%Y-%m-%d_%H-%M-%S}"))).name
+            name = held.enter_context(claim.new_run_folder(sweep_folder(f"{datetime.now():%Y-%m-%d_%H-%M-%S}"))).name
             arguments.append(f"sweep={name}")
         folder = sweep_folder(name)
         _check_apart(name)
-        held.callback(remove_empty, [folder])
-        check_writable(folder)
-        held.enter_context(claimed(folder, _SWEEP))
+        held.callback(claim.remove_empty, [folder])
+        claim.check_writable(folder)
+        held.enter_context(claim.claimed(folder, _SWEEP))
         _check_apart(name)  # a sweep in or around it may have begun just now
         try:
             yield name
         finally:
             left = {path.name for path in folder.iterdir()}
-            if left <= {MULTIRUN, UNFINISHED, LOCK}:  # it ended before its first run
+            if left <= {MULTIRUN, claim.UNFINISHED, claim.LOCK}:  # it ended before its first run
                 (folder / MULTIRUN).unlink(missing_ok=True)
 
 
@@ -77,9 +68,10 @@ def _check_apart(sweep: str) -> None:
     Raises ConfigError: the folder of a run or of another sweep; ClaimedError: the folder of a sweep that begins now.
     """
     own, *around = (sweep_folder(str(path)) for path in (Path(sweep), *Path(sweep).parents) if path.parts)
-    inside = [path.parent for path in own.glob(f"*/**/{UNFINISHED}") if read_state(path.parent).get("of") == _SWEEP]
+    unfinished = [path.parent for path in own.glob(f"*/**/{claim.UNFINISHED}")]
+    inside = [folder for folder in unfinished if claim.read_state(folder).get("of") == _SWEEP]
     for folder in (*around, *inside):
-        check_free(folder)
+        claim.check_free(folder)
     files = [folder / file for folder in around for file in (CONFIG, MULTIRUN)]
     files += [own / CONFIG, *own.glob(f"*/**/{MULTIRUN}")]
     if other := next(filter(Path.is_file, files), None):

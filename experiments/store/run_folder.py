@@ -17,18 +17,7 @@ from cbatch.results.metrics import Served
 from cbatch.results.timeline import write_timeline
 from experiments.report.headings import flat
 from experiments.report.notes import origin_of
-from experiments.store.claim import (
-    LOCK,
-    UNFINISHED,
-    ClaimedError,
-    check_writable,
-    claimed,
-    not_writable,
-    other_folder,
-    read_state,
-    remove_empty,
-    report_crashes,
-)
+from experiments.store import claim
 from experiments.store.csv_tables import ENERGY, REQUESTS, STEPS, has_rows, write_csv
 from experiments.text import up_to_stop
 
@@ -38,10 +27,10 @@ TOKENS, OUTPUTS, TIMELINE = "tokens.npz", "outputs.jsonl", "timeline.json.gz"
 DECISIONS, PROFILE = "decisions.jsonl.gz", "profile.json"
 FILES = (
     *(CONFIG, SUMMARY, REQUESTS, STEPS, REPLICAS, ENERGY, COPIES, STAGES),
-    *(TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, UNFINISHED),
+    *(TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, claim.UNFINISHED),
 )
 
-_PARTIAL = (f".{UNFINISHED}", f".{SUMMARY}")  # prefixes of hidden files that a killed run leaves behind
+_PARTIAL = (f".{claim.UNFINISHED}", f".{SUMMARY}")  # prefixes of hidden files that a killed run leaves behind
 
 Decode = Callable[[Sequence[int]], str]  # converts token ids to text
 ERRORS = "errors.log"  # file in a sweep's folder with one line per failed run
@@ -125,13 +114,13 @@ def open_run_folder(
     _check_ours(folder, identity, replace)
     with ExitStack() as held:
         try:
-            claim = held.enter_context(claimed(folder))
+            begun = held.enter_context(claim.claimed(folder))
             _check_ours(folder, identity, replace)  # another run may just have ended here
             _remove_files(folder)
             (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
         except OSError as error:
-            raise not_writable(folder, error) from error
-        held.enter_context(report_crashes(folder, claim))
+            raise claim.not_writable(folder, error) from error
+        held.enter_context(claim.report_crashes(folder, begun))
         try:
             yield
         except BaseException as error:  # partial results may have filled the disk
@@ -141,12 +130,12 @@ def open_run_folder(
 
 def remove_begun(sweep: Path) -> None:
     """Removes the files of a sweep's runs whose processes were killed, as Ctrl-C does for runs in this process."""
-    for folder in [path.parent for path in sweep.glob(f"*/{UNFINISHED}")]:
-        state = read_state(folder)
+    for folder in [path.parent for path in sweep.glob(f"*/{claim.UNFINISHED}")]:
+        state = claim.read_state(folder)
         if state.get("status") == "begun" and state.get("host") == gethostname():
-            with suppress(ClaimedError), claimed(folder):
+            with suppress(claim.ClaimedError), claim.claimed(folder):
                 _remove_files(folder)
-            remove_empty([folder])
+            claim.remove_empty([folder])
 
 
 def write_results(
@@ -191,26 +180,26 @@ def _output(request: Request, decode: Decode | None) -> dict[str, Any]:
 def check_usable(folder: Path, identity: Mapping[str, Any], replace: bool) -> None:
     """Raises ConfigError for a folder that `open_run_folder` would refuse, before a long setup."""
     _check_ours(folder, identity, replace)
-    check_writable(folder)
+    claim.check_writable(folder)
 
 
 def _check_ours(folder: Path, identity: Mapping[str, Any], replace: bool) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; {other_folder(folder)}")
-    names = {path.name for path in folder.iterdir()} - {*FILES, PLOTS, LOCK}
+        raise ConfigError(f"{folder} is a file; {claim.other_folder(folder)}")
+    names = {path.name for path in folder.iterdir()} - {*FILES, PLOTS, claim.LOCK}
     if not all(name.startswith(_PARTIAL) for name in names):
-        raise ConfigError(f"{folder} contains files that do not belong to a run; {other_folder(folder)}")
+        raise ConfigError(f"{folder} contains files that do not belong to a run; {claim.other_folder(folder)}")
     if not replace and (summary := read_summary(folder)) is not None:
         check_whole(folder, summary)
         what = "this run already" if read_finished(folder, identity) else "a complete run with other settings"
-        raise ConfigError(f"{folder} contains {what}; {other_folder(folder)}")
+        raise ConfigError(f"{folder} contains {what}; {claim.other_folder(folder)}")
 
 
 def _remove_files(folder: Path, but: Sequence[str] = ()) -> None:
     for name in (SUMMARY, *FILES):  # the summary first, since it marks the others as complete
-        if name not in (UNFINISHED, *but):
+        if name not in (claim.UNFINISHED, *but):
             (folder / name).unlink(missing_ok=True)
     for path in chain.from_iterable(folder.glob(f"{name}*") for name in _PARTIAL):
         path.unlink(missing_ok=True)

@@ -212,9 +212,8 @@ def run_table(
         figures = group[shown].astype(float) * [heading.factor for heading in headings]
         means = [mean_of([*values]) for _, values in figures.items()]
         rows.append([label, *(format_mean(mean, of.kind == "share") for mean, of in zip(means, headings, strict=True))])
-        fewer = [
-            f"{of.text} {mean.number}" for mean, of in zip(means, headings, strict=True) if 0 < mean.number < len(group)
-        ]
+        lacking = [(mean, of) for mean, of in zip(means, headings, strict=True) if 0 < mean.number < len(group)]
+        fewer = [f"{of.text} {mean.number}" for mean, of in lacking]
         scarce += [f"{label}: {', '.join(fewer)}"] * bool(fewer)
     equal = _equal_texts(groups, [cells for _, *cells in rows])
     heads = ["run", *(heading.text for heading in headings)]
@@ -235,8 +234,8 @@ def run_table(
     origins = notes_of(summary["about"] for summary in runs["summary"])
     replications = _replications_text(dict(groups), any("[" in cell for _, *cells in rows for cell in cells))
     nothing = f"0 in all rows: {', '.join(heading_of(key).text for key in zeros)}" if zeros else ""
-    lacking = f"runs that have the figure, where some lack it: {'; '.join(scarce)}" * bool(scarce)
-    texts = [nothing, price_text(runs, shown), replications, lacking, *equal, tail, omitted_text(omitted), *origins]
+    partly = f"runs that have the figure, where some lack it: {'; '.join(scarce)}" * bool(scarce)
+    texts = [nothing, price_text(runs, shown), replications, partly, *equal, tail, omitted_text(omitted), *origins]
     return "\n".join(filter(None, [table + end, *texts]))
 
 

@@ -12,20 +12,7 @@ from cbatch import ConfigError, RunRecord, StepRecord
 from cbatch.results.metrics import Served, share_gaps
 from cbatch.results.replicas import COLUMNS
 from cbatch.results.service import NO_CLIENT, Service
-from experiments.store.csv_tables import (
-    EXTRA,
-    LATENCY_COLUMNS,
-    POOL,
-    REPLICA,
-    REQUESTS,
-    STEPS,
-    extra_names,
-    read_extra,
-    request_columns,
-    request_rows,
-    stated_columns,
-    step_columns,
-)
+from experiments.store import csv_tables
 from experiments.store.run_folder import REPLICAS, TOKENS, check_whole, read_summary
 from experiments.store.runs import read_runs, reading
 
@@ -38,7 +25,7 @@ def read_requests(folder: str | Path) -> pd.DataFrame:
 
     The requests' `extra` attributes are columns `extra.NAME`.
     """
-    return _table(folder, REQUESTS, ["id", *LATENCY_COLUMNS])
+    return _table(folder, csv_tables.REQUESTS, ["id", *csv_tables.LATENCY_COLUMNS])
 
 
 def read_replicas(folder: str | Path) -> pd.DataFrame:
@@ -61,27 +48,28 @@ def read_service(folder: str | Path) -> Service | None:
 def read_steps(folder: str | Path) -> pd.DataFrame:
     """Reads one row per iteration of a run, with the columns of `cbatch.record.StepRecord`. Times are in seconds."""
     later = StepRecord._field_defaults  # than runs of earlier versions
-    return _table(folder, STEPS, [name for name in StepRecord._fields if name != "note" and name not in later])
+    numbers = [name for name in StepRecord._fields if name != "note" and name not in later]
+    return _table(folder, csv_tables.STEPS, numbers)
 
 
 def frame_of_requests(record: RunRecord, served: Served, cached: bool = False) -> pd.DataFrame:
     """Makes the frame of `read_requests` from the record of a run and `collect_served(record)`. cached: see `stated_columns`."""
-    extra = extra_names(record.requests)
+    extra = csv_tables.extra_names(record.requests)
     paused = any(request.pause is not None for request in record.requests)
-    stated = stated_columns(cached, paused, any(request.slo.tpot is not None for request in record.requests))
-    names = request_columns(extra, stated, record)
-    frame = pd.DataFrame(request_rows(record, served, extra, stated), columns=names)
-    own = {name: frame[name].map(read_extra) for name in names[len(names) - len(extra) :]}
+    stated = csv_tables.stated_columns(cached, paused, any(request.slo.tpot is not None for request in record.requests))
+    names = csv_tables.request_columns(extra, stated, record)
+    frame = pd.DataFrame(csv_tables.request_rows(record, served, extra, stated), columns=names)
+    own = {name: frame[name].map(csv_tables.read_extra) for name in names[len(names) - len(extra) :]}
     return frame.replace({None: np.nan, "": np.nan}).infer_objects().astype(dict.fromkeys(_NAMES, "str")).assign(**own)
 
 
 def frame_of_steps(record: RunRecord) -> pd.DataFrame:
     """Makes the frame of `read_steps` from the record of a run."""
     frame = pd.DataFrame(record.steps, columns=StepRecord._fields)
-    frame = frame if frame["num_drafts"].any() else frame[list(step_columns(drafts=False))]
+    frame = frame if frame["num_drafts"].any() else frame[list(csv_tables.step_columns(drafts=False))]
     if record.pools:
-        frame[POOL] = [record.pools[replica] for replica in record.replicas]
-    return frame.assign(**{REPLICA: record.replicas}) if record.replicas else frame
+        frame[csv_tables.POOL] = [record.pools[replica] for replica in record.replicas]
+    return frame.assign(**{csv_tables.REPLICA: record.replicas}) if record.replicas else frame
 
 
 def read_tokens(folder: str | Path) -> pd.DataFrame:
@@ -107,8 +95,9 @@ def _table(folder: str | Path, name: str, numbers: Sequence[str]) -> pd.DataFram
             header, first = len(next(lines := csv.reader(file), ())), next(lines, None)
         if first is not None and len(first) != header:
             raise ValueError(f"{len(first)} fields below a header of {header}")
-        empty = [] if name == STEPS else [""]  # a client may be called NA
-        own = {str(column): read_extra for column in pd.read_csv(path, nrows=0) if str(column).startswith(EXTRA)}
+        empty = [] if name == csv_tables.STEPS else [""]  # a client may be called NA
+        columns = map(str, pd.read_csv(path, nrows=0))
+        own = {column: csv_tables.read_extra for column in columns if column.startswith(csv_tables.EXTRA)}
         types = dict.fromkeys(_NAMES, str)
         frame = pd.read_csv(path, keep_default_na=False, na_values=empty, dtype=types, converters=own)
         return frame.assign(**{column: pd.to_numeric(frame[column]) for column in numbers})
@@ -116,7 +105,7 @@ def _table(folder: str | Path, name: str, numbers: Sequence[str]) -> pd.DataFram
 
 def _file(folder: str | Path, name: str) -> Path:
     path = Path(folder) / name
-    if name == TOKENS and not path.is_file() and (Path(folder) / STEPS).is_file():
+    if name == TOKENS and not path.is_file() and (Path(folder) / csv_tables.STEPS).is_file():
         raise ConfigError(f"{path}: a streamed run writes no tokens; run it again with stream=off")
     if not path.is_file() and name != REPLICAS and read_summary(Path(folder)):
         raise ConfigError(f"{path}: this run has no tables; run it again with tables=true")

@@ -162,7 +162,7 @@ def test_a_sweep_is_not_begun_in_or_around_one_that_has_not_composed_its_runs_ye
 
     with chdir(tmp_path), ExitStack() as stack:
         if at_once:
-            monkeypatch.setattr("experiments.sweep.claimed", claimed_late)
+            monkeypatch.setattr("experiments.sweep.claim.claimed", claimed_late)
         else:
             stack.enter_context(claimed_sweep([f"sweep={begun}"]))
         with pytest.raises(ClaimedError, match=f"^{other}: is in use"), claimed_sweep([f"sweep={refused}"]):

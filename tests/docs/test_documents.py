@@ -29,8 +29,9 @@ from experiments.check import search
 from experiments.report.headings import flat
 from experiments.settings import backends
 from experiments.settings.error_lines import default_keys
+from experiments.store.claim import UNFINISHED
 from experiments.store.csv_tables import ENERGY
-from experiments.store.run_folder import FILES, OUTPUTS, PROFILE, TOKENS, UNFINISHED
+from experiments.store.run_folder import FILES, OUTPUTS, PROFILE, TOKENS
 from experiments.workloads import PromptFile, ServeGen, TraceReplay
 from experiments.workloads.trace import Format
 

@@ -16,7 +16,7 @@ from experiments.plots import series
 from experiments.plots.series import check_few, describe_points, load_runs, load_series, points_of
 from experiments.plots.style import Look
 from experiments.report.labels import is_baseline, label_runs, merge_equal
-from experiments.store.run_folder import UNFINISHED
+from experiments.store.claim import UNFINISHED
 from experiments.store.runs import (
     Omitted,
     choose_runs,
