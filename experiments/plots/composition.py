@@ -83,9 +83,8 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
             pool = about["pools"][iterations[POOL].iloc[0]] if POOL in iterations else about
             how = _draw_column(panels, iterations, requests, pool["limits"]["kv_blocks"])
         idle = "" if len(iterations) else ", idle"
-        rows[0][column].set_title(
-            f"replica {chosen[column]}{pools[chosen[column]] if pools else ''}{idle}" if chosen else ""
-        )
+        replica = f"replica {chosen[column]}{pools[chosen[column]] if pools else ''}{idle}" if chosen else ""
+        rows[0][column].set_title(replica)
         rows[-1][column].set_xlabel("time [s]")
     for panel in figure.axes:
         panel.xaxis.grid(visible=False)
@@ -133,9 +132,8 @@ def _readings(folder: Path, num_replicas: int, pools: Mapping[str, Any]) -> list
     table = pd.read_csv(folder / ENERGY, index_col="time")
     table = table.iloc[:: ceil(len(table) / _MOST_STEPS)]
     watts = table.diff().div(table.index.to_series().diff(), axis=0).shift(-1).dropna()
-    gpus = [
-        pool["tensor_parallel"] * pool["pipeline_stages"] for pool in pools.values() for _ in range(pool["replicas"])
-    ]
+    replicas = [pool for pool in pools.values() for _ in range(pool["replicas"])]
+    gpus = [pool["tensor_parallel"] * pool["pipeline_stages"] for pool in replicas]
     ends = np.cumsum(gpus or [table.shape[1] // num_replicas] * num_replicas)
     return [watts.iloc[:, first:end].sum(axis=1) for first, end in pairwise([0, *ends])]
 

@@ -121,9 +121,8 @@ def draw(
     frame["requests"] = list(zip(frame["served"], frame["replication"], strict=True))
     frame = series.leave_out(_spread(frame.assign(**{x: _places(frame, x, axis)}), x), (x, keys[0]))
     if look.xscale == "log" and frame[x].min() <= 0:
-        raise ConfigError(
-            f"xscale=log: {x} is {frame[x].min():g} in some runs, which a logarithmic axis lacks; leave it out"
-        )
+        problem = f"{x} is {frame[x].min():g} in some runs, which a logarithmic axis lacks"
+        raise ConfigError(f"xscale=log: {problem}; leave it out")
     grows = not axis.categories and x not in AXES and _grows(np.unique(frame[x].astype(float)))
     axis = axis._replace(log=look.xscale == "log" if look.xscale else axis.log or grows)
     equal = [key for key in keys if key not in y and frame[key].nunique(dropna=False) == 1]

@@ -60,9 +60,8 @@ def draw(folder: Path, look: Look = PLAIN, tiers: bool = False) -> Figure:
     heading, handles = frame["heading"].iloc[0], axes[0][0].get_legend_handles_labels()[0]
     served = sum(of_run["ttft_seconds"].count() for of_run in requests.values())
     left = int(served - frame["run.counted_requests"].sum())
-    below = (
-        f"with {count_text(left, 'request')} before or after the measured part, which tables leave out" if left else ""
-    )
+    others = f"with {count_text(left, 'request')} before or after the measured part, which tables leave out"
+    below = others if left else ""
     add_title(figure, shown, heading, handles, note, below, look)
     return figure
 

@@ -57,11 +57,9 @@ def beyond_text(abouts: Iterable[About]) -> str:
         if found:
             each = [format(value, form) for value in sorted(set().union(*found))]
             shown = ", ".join(each) if len(each) <= 3 else f"{each[0]} to {each[-1]}"
-            text = (
-                f"{name} {shown}"
-                if name == "batch"
-                else f"offered rate {shown} of B3 (compared: {' and '.join(sorted(compared))})"
-            )
+            text = f"{name} {shown}"
+            if name == "load":
+                text = f"offered rate {shown} of B3 (compared: {' and '.join(sorted(compared))})"
             texts.append(f"{text}{several(len(found))}")
     using = {name: sum(_uses(about, name) for about in known) for name in _NOT_COMPARED}
     texts += [f"{name}{several(number)}" for name, number in using.items() if number]

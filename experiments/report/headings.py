@@ -195,18 +195,16 @@ def heading_of(key: str) -> Heading:
         return _HEADINGS[key]
     if parts := re.fullmatch(r"sessions\.(?:(job|busy|turn)_seconds|ttft_seconds\.([\d-]+))\.(mean|p\d+)", key):
         name = f"TTFT of turn {parts[2]}" if parts[2] else _OF_SESSIONS[parts[1]]
-        return Heading(
-            f"mean {name} [s]" if parts[3] == "mean" else f"{name} {parts[3].upper()} [s]", 1.0, "log", "lower"
-        )
+        text = f"mean {name}" if parts[3] == "mean" else f"{name} {parts[3].upper()}"
+        return Heading(f"{text} [s]", 1.0, "log", "lower")
     if parts := re.fullmatch(r"(pool|client)s\.(.+)\.((?:\w+_seconds\w*|cost|iterations)\.\w+)", key):
         heading, name = heading_of(parts[3]), parts[2] if parts[2] == NO_CLIENT else f"{parts[1]} {parts[2]}"
         return heading._replace(text=f"{name}: {heading.text}")
     group, _, rank = key.partition(".")
     if group in LATENCIES:
         name, _, factor, unit = LATENCIES[group]
-        return Heading(
-            f"mean {name} [{unit}]" if rank == "mean" else f"{name} {rank.upper()} [{unit}]", factor, "log", "lower"
-        )
+        text = f"mean {name}" if rank == "mean" else f"{name} {rank.upper()}"
+        return Heading(f"{text} [{unit}]", factor, "log", "lower")
     if match := re.fullmatch(r"prefix_cache\.(?:tiers|clients)\.(.+)\.hit_share", key):
         return Heading(f"{match[1]} found in cache [%]", 100.0, "share", "higher")
     attained = r"attainment\.(?:(?P<kind>tier|client)s\.(?P<name>.+)\.)?(?:(?P<objective>ttft|tbt|total|tpot)_)?share"

@@ -60,34 +60,30 @@ def with_given(runs: pd.DataFrame) -> "pd.Series[str]":
     policies = runs["policy"].copy()
     for _, rows in runs.groupby(policies.str.partition("(")[0]):
         abouts = [summary["about"] for summary in rows["summary"]]
-        sections = [
-            {
-                key.removeprefix("policy."): value
-                for key, value in about["identity"].items()
-                if key.startswith("policy.") and not key.endswith("_target_") and not is_seed(key)
-            }
-            for about in abouts
-        ]
+        sections = [_arguments(about) for about in abouts]
         names = [_given_for_policy(about) for about in abouts]
         given = set[str]().union(*names)
         absent = {"drafting": "none"} if "drafting" in given else {}  # where a section has no rule
         further = list[dict[str, Any]]()
         for place, section, about, named in zip(rows.index, sections, abouts, names, strict=True):
             sizes = about["whole_numbers"] if unread_chunk(about) else {}
-            own = absent | {
-                key: value
-                for key, value in section.items()
-                if key.rpartition(".")[2] in given or any(other.get(key) != value for other in sections)
-            }
+            differ = {key for key, value in section.items() if any(other.get(key) != value for other in sections)}
+            shown = [key for key in section if key in differ or key.rpartition(".")[2] in given]
+            own = absent | {key: section[key] for key in shown}
             for key in _following_chunk(about, section, named):
                 own.pop(key, None)
                 policies[place] = re.sub(rf"\b(?<!\.){key}=(?={section[key]}\b)", "chunk=", policies[place])
             further.append(own | sizes)
         order = merge_orders(policies[rows.index])
-        policies[rows.index] = [
-            with_arguments(text, own, order) for text, own in zip(policies[rows.index], further, strict=True)
-        ]
+        texts = zip(policies[rows.index], further, strict=True)
+        policies[rows.index] = [with_arguments(text, own, order) for text, own in texts]
     return policies
+
+
+def _arguments(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a run's policy by name, without seeds."""
+    own = {key.removeprefix("policy."): value for key, value in about["identity"].items() if key.startswith("policy.")}
+    return {key: value for key, value in own.items() if not key.endswith("_target_") and not is_seed(key)}
 
 
 def _following_chunk(about: Mapping[str, Any], section: Mapping[str, Any], named: set[str]) -> list[str]:
@@ -168,9 +164,8 @@ def _with_arguments(texts: pd.DataFrame, shown: Collection[str], given: Collecti
     for key in OBJECTS:
         arguments = {name: name.removeprefix(f"{key}.") for name in map(str, texts) if name.startswith(f"{key}.")}
         if arguments and not {key, *arguments} & {*shown}:
-            vary = [
-                name for name in arguments if name in given or texts.groupby(key)[name].nunique(dropna=False).max() > 1
-            ]
+            most = {name: texts.groupby(key)[name].nunique(dropna=False).max() for name in arguments}
+            vary = [name for name in arguments if name in given or most[name] > 1]
             rows = texts[[key, *vary]].rename(columns=arguments).to_dict("records")
             named = [
                 describe(row.pop(key), {str(name): value for name, value in row.items() if value == value})

@@ -66,10 +66,8 @@ PLANNING = ("num_plans", "planning_seconds", "delay_seconds")
 def notes_of(abouts: Iterable[About]) -> list[str]:
     """Returns the notes on results, one line each: the origins of times, then `limits_of`."""
     known = list(abouts)
-    return [
-        *_counted([origin_of(about) for about in known]),
-        *(": ".join(filter(None, note)) for note in limits_of(known)),
-    ]
+    limits = (": ".join(filter(None, note)) for note in limits_of(known))
+    return [*_counted([origin_of(about) for about in known]), *limits]
 
 
 def _counted(texts: Sequence[str]) -> list[str]:
@@ -144,12 +142,10 @@ def _sizes_note(known: Sequence[About]) -> Note:
             if key.rpartition(".")[2] == "kv_tokens" and same:
                 sizes.setdefault(f"{key} {same}", set()).add(int(text.partition(" ")[0]))
     most = max(sizes.values(), key=lambda of: max(of) - min(of), default=set())
+    if len(most) < 2:
+        return Note("")
     remedy = "give kv_tokens, or max_tokens, which follows the longest request drawn"
-    return (
-        Note(f"seeds differ in the KV cache, {min(most):,} to {max(most):,} tokens", remedy)
-        if len(most) > 1
-        else Note("")
-    )
+    return Note(f"seeds differ in the KV cache, {min(most):,} to {max(most):,} tokens", remedy)
 
 
 def _long_objectives(about: About) -> Iterator[str]:
@@ -239,9 +235,8 @@ def chosen_text(abouts: Iterable[About]) -> str:
     for key, text in chain.from_iterable(about.get("chosen", {}).items() for about in abouts):
         if (number := text.partition(" ")[0]).isdecimal():
             values.setdefault(key, []).append(int(number))
-    sizes = [
-        f"{key}={' to '.join(dict.fromkeys(f'{end:,}' for end in (min(of), max(of))))}" for key, of in values.items()
-    ]
+    ends = {key: dict.fromkeys(f"{end:,}" for end in (min(of), max(of))) for key, of in values.items()}
+    sizes = [f"{key}={' to '.join(texts)}" for key, texts in ends.items()]
     return f"chosen: {', '.join(sizes)}" if sizes else ""
 
 

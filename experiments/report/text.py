@@ -148,9 +148,8 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
             copied = f"{number(host['bytes_out'] / 1e9)} GB copied out, {number(host['bytes_back'] / 1e9)} GB back"
             yield "host memory", f"{found}; {whole}{copied}, {number(host['waited_seconds'])} s waited"
     if drafts := summary.get("drafts"):
-        counts = (
-            f"{number(drafts['accepted'])} of {number(drafts['drafts'])} accepted ({share(drafts['accepted_share'])})"
-        )
+        accepted, made = number(drafts["accepted"]), number(drafts["drafts"])
+        counts = f"{accepted} of {made} accepted ({share(drafts['accepted_share'])})"
         yield "drafts", f"{counts}; acceptance length {number(drafts['acceptance_length'])}, with the base token"
     if sessions := summary.get("sessions"):
         yield from _sessions(sessions)
@@ -212,10 +211,8 @@ def _sessions(figures: Summary) -> Iterator[tuple[str, str]]:
     else:
         yield "sessions", f"{ended}: no times of jobs, as no session begins in the measured part and completes"
     if (lost := figures.get("cache_lost_share")) is not None:
-        yield (
-            "repeated",
-            f"{format_share(lost)} of the tokens that turns repeat were not found in the prefix cache where they ran",
-        )
+        repeated = f"{format_share(lost)} of the tokens that turns repeat"
+        yield "repeated", f"{repeated} were not found in the prefix cache where they ran"
 
 
 def run_line(name: str, summary: Summary) -> str:

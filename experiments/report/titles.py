@@ -39,10 +39,8 @@ def gpus_texts(settings: Mapping[str, Any], pools: Mapping[str, Any] | None = No
         if settings.get("backend.router"):
             routers = {name: settings.get(f"backend.pools.{name}.router") for name in pools or {}}
             own = "; ".join(f"{name}: {given}" for name, given in routers.items() if given)
-            if all(routers.values()) and sorted(map(str, roles.values())) == [
-                "decode",
-                "prefill",
-            ]:  # one pool for each stage: it is not asked
+            is_one_for_each = sorted(map(str, roles.values())) == ["decode", "prefill"]
+            if all(routers.values()) and is_one_for_each:  # then the cluster's router is not asked
                 texts.append(f"routers {own}")
             else:
                 texts.append(f"router {_object_text(settings, 'backend.router')}" + f" ({own})" * bool(own))
