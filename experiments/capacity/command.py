@@ -107,10 +107,8 @@ def measure(
         most = f"{goal.requests // LEAST_PER_REQUEST} requests in the system near the capacity"
         log(f"requests={goal.requests}: allows at most {most}; {enough} would allow full batches")
     if goal.more:
-        allowed = int(goal.requests / goal.per_session)
-        log(
-            f"{goal.requests:,} requests in a replication allow at most {allowed} sessions at a time; {goal.more} allows more"
-        )
+        allowed = f"at most {int(goal.requests / goal.per_session)} sessions at a time"
+        log(f"{goal.requests:,} requests in a replication allow {allowed}; {goal.more} allows more")
     origin, composed = origin_of_run(settings), settings.composed
     about = {**about_run(run), **origin, "slo": slo_text(composed.choices.get("slo", "none"), composed.overrides)}
     cores = settings.cores

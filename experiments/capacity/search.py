@@ -141,10 +141,8 @@ class Search:
             passing, failing = (sessions, failing) if passes else (passing, sessions)
             if passing >= most:
                 problem = f"even {most} sessions at a time meet the objectives, and more need more requests"
-                remedy = (
-                    f"give {self.goal.more}, or set tighter objectives" if self.goal.more else "set tighter objectives"
-                )
-                raise ConfigError(f"requests={self.requests}: {problem}; {remedy}")
+                more = f"give {self.goal.more}, or " * bool(self.goal.more)
+                raise ConfigError(f"requests={self.requests}: {problem}; {more}set tighter objectives")
             sessions = (passing + failing) // 2 if failing else min(2 * sessions, most)
         if not passing:
             raise ConfigError("slo: no number of sessions meets it, not even one at a time; set looser objectives")
@@ -160,9 +158,8 @@ class Search:
             self.log(f"bracket: {rate:g} {self.goal.unit} {'passes' if passes else 'fails'} ({text})")
         if (in_system := float(np.mean([outcome.in_system for outcome in outcomes]))) == inf:
             when = f"at {rate:g} {self.goal.unit}" if rate < _AT_ONCE else "if all arrive at once"
-            raise ConfigError(
-                f"requests={requests}: none is served {when}; let the policy admit some, or give a longer workload.timeout"
-            )
+            remedy = "let the policy admit some, or give a longer workload.timeout"
+            raise ConfigError(f"requests={requests}: none is served {when}; {remedy}")
         return passes, in_system
 
     def _check_alone(self, rate: float, in_system: float) -> None:

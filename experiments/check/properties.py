@@ -88,9 +88,8 @@ def _find_idling(history: PolicyHistory, chunk: int) -> Violations:
             continue
         for id_, computed, ready, *_ in decision.seen.running:
             if ready and _next_fits(history, decision, computed):
-                yield Violation(
-                    index, f"nothing is computed, although request {id_} has {count_text(ready, 'token')} to compute"
-                )
+                left = count_text(ready, "token")
+                yield Violation(index, f"nothing is computed, although request {id_} has {left} to compute")
         if _all_fit(history, decision):
             yield Violation(index, "nothing is computed, although any waiting request would fit")
 

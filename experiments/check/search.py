@@ -121,9 +121,8 @@ def _all(count: int, chunk: int, kinds: Iterable[tuple[int, int, int]]) -> Itera
     every = [Arrival(*kind) for kind in kinds]
     first = [arrival for arrival in every if arrival.iteration == 0]
     workloads = product(first, *[every] * (count - 1))
-    for arrivals in sorted(
-        workloads, key=lambda arrivals: sum(arrival.tokens + arrival.iteration for arrival in arrivals)
-    ):
+    ordered = sorted(workloads, key=lambda workload: sum(arrival.tokens + arrival.iteration for arrival in workload))
+    for arrivals in ordered:
         longest = max(arrival.tokens for arrival in arrivals)
         blocks = [blocks_for(arrival.tokens, block_size) for arrival in arrivals]
         kv_sizes = sorted({max(blocks), max(blocks) + 1, sum(blocks)})

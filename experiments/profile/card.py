@@ -47,9 +47,8 @@ def measure_card(report: Report, hardware: str = "", model: str = "llama-3.1-8b"
     profiles = map(load_profile, [hardware] if hardware else profile_names())
     own = (each for each in profiles if hardware or (not each.card.name and each.hardware.partition(",")[0] == name))
     if (profile := next(own, None)) is None:
-        raise ConfigError(
-            f"profile card: there is no profile of {name}; give hardware=NAME, or measure one: model=NAME"
-        )
+        remedy = "give hardware=NAME, or measure one: model=NAME"
+        raise ConfigError(f"profile card: there is no profile of {name}; {remedy}")
     if not profile.measured_as(spec):
         known = ", ".join(profile.models)
         raise ConfigError(f"profile card: hardware={profile.name} has no tables of model={model}; give model={known}")

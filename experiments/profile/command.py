@@ -282,16 +282,14 @@ def _compare(cost: ProfileCost, measured: dict[Batch, float], between: list[Batc
 
 
 def _error_text(errors: Errors) -> str:
-    return (
-        f"{len(errors)} batches of this measurement: {np.median(errors):.1%} off (median), {errors.max():.1%} at most"
-    )
+    off = f"{np.median(errors):.1%} off (median), {errors.max():.1%} at most"
+    return f"{len(errors)} batches of this measurement: {off}"
 
 
 def _origin(command: str, options: dict[str, Any], hardware: str) -> str:
     """Returns the command, date, card, commit and versions of the current measurement."""
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())
-    command = " ".join(
-        [f"python -m experiments.profile{command}", *(f"{key}={value}" for key, value in options.items())]
-    )
+    given = (f"{key}={value}" for key, value in options.items())
+    command = " ".join([f"python -m experiments.profile{command}", *given])
     state = f"commit {commit() or 'unknown'}; {packages}; {torch.get_num_threads()} threads"
     return f"measured by {command}; {today()}; {hardware}; {state}"

@@ -88,12 +88,9 @@ def chunk_seconds(server: Server, vocabulary_size: int, decodes: HostTime) -> fl
         (after.started - before.ended - decodes.of(after.num_requests), after) for before, after in pairwise(steps)
     ]
     usual = median(seconds for seconds, step in beyond if not step.num_prefill_tokens)
-    chunks = [
-        (seconds - usual) / (step.num_requests - step.num_decode_tokens)
-        for seconds, step in beyond
-        if step.num_prefill_tokens
-    ]
-    return max(median(chunks), 0.0)
+    with_chunks = [(seconds - usual, step) for seconds, step in beyond if step.num_prefill_tokens]
+    each = median(seconds / (step.num_requests - step.num_decode_tokens) for seconds, step in with_chunks)
+    return max(each, 0.0)
 
 
 def found_seconds(server: Server, vocabulary_size: int) -> tuple[float, float]:
@@ -109,9 +106,8 @@ def found_seconds(server: Server, vocabulary_size: int) -> tuple[float, float]:
         arrivals = Listed(requests, {number: number * _ONE_BY_ONE for number in range(1, 1 + _REPEATS)})
         steps = server.serve(SarathiServe(Fixed(limits.max_tokens)), arrivals).steps
         begins = {request.admitted_at for request in requests[1:]}
-        launches[requests[-1].num_cached_tokens] = min(
-            step.launched_at - step.planned_at for step in steps if step.planned_at in begins
-        )
+        admitting = [step for step in steps if step.planned_at in begins]
+        launches[requests[-1].num_cached_tokens] = min(step.launched_at - step.planned_at for step in admitting)
         decodes += [step.launched_at - step.planned_at for step in steps if not step.num_prefill_tokens]
     (few, least), (many, most) = launches.items()
     per_token = max(most - least, 0.0) / (many - few)

@@ -120,6 +120,5 @@ def _seconds(operations: Sequence[Callable[[], None]], stream: torch.cuda.Stream
 def _curve(spec: ModelSpec, seconds: Sequence[float]) -> PiecewiseLinear:
     """Returns seconds against the bytes of the hidden states of `TOKENS`."""
     size = spec.hidden_size * getattr(torch, spec.dtype).itemsize
-    return PiecewiseLinear(
-        tuple(float(tokens * size) for tokens in TOKENS), tuple(float(f"{value:.4g}") for value in seconds)
-    )
+    rounded = tuple(float(f"{value:.4g}") for value in seconds)
+    return PiecewiseLinear(tuple(float(tokens * size) for tokens in TOKENS), rounded)

@@ -49,9 +49,8 @@ def hardware_name(backend: str) -> str:
     if backend == "cpu":
         return cpu_name()
     if count_gpus() == 0:
-        raise ConfigError(
-            "profile: backend=cuda needs a GPU, and there is none; backend=cpu measures this machine's CPU"
-        )
+        problem = "backend=cuda needs a GPU, and there is none"
+        raise ConfigError(f"profile: {problem}; backend=cpu measures this machine's CPU")
     return torch.cuda.get_device_name()
 
 

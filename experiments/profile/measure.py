@@ -60,10 +60,9 @@ def measure(
     """
     limits = laboratory.limits
     report("decodes alone")
-    laboratory.time_in_rounds(Batch((), (1,) * number) for number in batches.decode_counts(decode_sizes))
-    alone = PiecewiseLinear.through(
-        (number, laboratory.seconds(Batch((), (1,) * number))) for number in batches.decode_counts(decode_sizes)
-    )
+    lone = {number: Batch((), (1,) * number) for number in batches.decode_counts(decode_sizes)}
+    laboratory.time_in_rounds(lone.values())
+    alone = PiecewiseLinear.through((number, laboratory.seconds(batch)) for number, batch in lone.items())
     decodes = _contexts(laboratory, batches.attention_counts(decode_sizes), partial(Batch, ()), alone.at)
     shared = shared_reads(laboratory, decode_sizes, decodes) if power_limited else None
     report("iterations with prompts")

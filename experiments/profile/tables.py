@@ -107,9 +107,8 @@ def put_model(
         for other in degrees.values():
             other.setdefault(FROM, model.get(FROM, content["source"]))
         model[FROM] = origin
-    degrees[str(degree)] = measured | {
-        name: {FROM: text, **measured[name]} for name, text in ORIGINS.items() if name in measured
-    }
+    indirect = {name: {FROM: text, **measured[name]} for name, text in ORIGINS.items() if name in measured}
+    degrees[str(degree)] = measured | indirect
     if host:
         model["host"] = {loop: asdict(time) for loop, time in host.items()}
         first = next(name for name in models if "host" in models[name])
@@ -159,8 +158,7 @@ def _divide(
     """Divides a base, excluding the head, into the layers' matrix products and the rest."""
     rest = [seconds - head for seconds, head in zip(base.seconds, heads, strict=True)]
     shares = [share_of(size) for size in base.sizes]
-    linear = [
-        seconds * share.linear / (share.linear + share.other) for seconds, share in zip(rest, shares, strict=True)
-    ]
+    parts = zip(rest, shares, strict=True)
+    linear = [seconds * share.linear / (share.linear + share.other) for seconds, share in parts]
     other = [seconds - products for seconds, products in zip(rest, linear, strict=True)]
     return PiecewiseLinear(base.sizes, tuple(linear)), PiecewiseLinear(base.sizes, tuple(other))

@@ -141,9 +141,7 @@ def _replication(pickled: bytes, number: int, num_requests: int) -> Sequence[Req
 @lru_cache(maxsize=2)
 def _natural_rate(pickled: bytes, num_requests: int) -> float:
     workload = pickle.loads(pickled)
-    if (
-        isinstance(workload, OpenLoop | PrefixGroups) and type(workload.arrivals) is GammaArrivals
-    ):  # its mean rate is exact
+    if isinstance(workload, OpenLoop | PrefixGroups) and type(workload.arrivals) is GammaArrivals:  # its mean is exact
         return workload.arrivals.rate * getattr(workload, "rate_scale", 1.0)
     if isinstance(workload, TraceReplay):
         return _mean_rate([_begins(_drawn(pickled, None, None))], workload)
