@@ -111,9 +111,8 @@ def run_alone(command: Command, settings: Settings) -> None:
                 remedy = "give another output=, remove the folder, or keep it with other_code=keep"
                 raise ConfigError(f"{folder} holds this run, made by other code ({changed}); {remedy}")
             if lacking := file_lacking(folder, settings, command.result):
-                raise ConfigError(
-                    f"{folder} holds this run without {lacking}; give another output=, or remove the folder"
-                )
+                remedy = "give another output=, or remove the folder"
+                raise ConfigError(f"{folder} holds this run without {lacking}; {remedy}")
             print(f"{command.text(summary)}\n\n{folder} holds this run already{_by(changed)}; remove it to run again")
             return
         check_free(folder)  # before weights are loaded

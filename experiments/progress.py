@@ -95,9 +95,8 @@ class _Watch:
             return
         self._next = now + _INTERVAL
         if self.bar is None:
-            self.bar = bar(
-                total=self._num_requests, terminal=self._terminal, delay=_DELAY, bar_format=_LAYOUT.format("requests")
-            )
+            layout = _LAYOUT.format("requests")
+            self.bar = bar(total=self._num_requests, terminal=self._terminal, delay=_DELAY, bar_format=layout)
             self.bar.start_t = self.bar.last_print_t = self._start
         steps = engine.record.steps
         for step in steps[self._num_steps :]:

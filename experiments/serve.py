@@ -144,10 +144,8 @@ def serve(
         held.callback(gc.unfreeze)
         if folder:
             held.enter_context(open_run_folder(folder, settings.composed.keys, origin["identity"], replace=replace))
-        columns = (
-            list(run.facts.extra),
-            stated_columns(settings.prefix_cache, *(name in run.facts.stated for name in ("pauses", "tpot"))),
-        )
+        stated = stated_columns(settings.prefix_cache, *(name in run.facts.stated for name in ("pauses", "tpot")))
+        columns = list(run.facts.extra), stated
         drafts = any(setup.limits.max_drafts for setup in run.setups)
         with RunTables(folder, *columns, drafts) if folder and settings.tables else nullcontext() as tables:
             keep = partial(_keep, run.gathered, tables)

@@ -45,17 +45,8 @@ _log = getLogger("vllm.cbatch")  # vLLM formats and shows child loggers of its o
 VARIABLE = "CBATCH"
 
 _KEYS = (
-    "policy",
-    "chunking",
-    "predictor",
-    "drafting",
-    "chunk",
-    "batch",
-    "model",
-    "hardware",
-    "patience",
-    "metrics",
-    "vllm",
+    *("policy", "chunking", "predictor", "drafting", "chunk", "batch"),
+    *("model", "hardware", "patience", "metrics", "vllm"),
 )
 """The keys, or first parts of keys, that describe a policy. vLLM decides everything else about a run."""
 
@@ -114,9 +105,8 @@ def make_adapter(
         raise ConfigError("policy: is missing; give policy=NAME")
     log_unused(overrides, settings.composed.unused, _log.warning)
     if "drafting" in settings.policy.section and not speculates:
-        raise ConfigError(
-            "drafting: vLLM proposes no drafts; give vllm --speculative-config too, or leave drafting out"
-        )
+        remedy = "give vllm --speculative-config too, or leave drafting out"
+        raise ConfigError(f"drafting: vLLM proposes no drafts; {remedy}")
     if "model" not in values and predicts(settings.policy):
         raise ConfigError("model: is missing; the policy predicts iterations: give model=NAME and hardware=NAME")
     batch = settings.batch if "batch" in values else None
@@ -178,10 +168,8 @@ def _check() -> None:
     with variable() as overrides:
         adapter, policy = make_adapter(overrides, records=False), _compose(overrides)[2].policy
         history = trial(policy)
-        if history.ending not in (
-            Ending.COMPLETE,
-            Ending.REFUSED,
-        ):  # vLLM's limits may suit a policy that refuses these
+        # vLLM's limits may suit a policy that refuses these
+        if history.ending not in (Ending.COMPLETE, Ending.REFUSED):
             raise ConfigError(f"in a trial with three requests: {history.why}")
     batch = "vLLM's batch" if adapter.batch is None else f"batch={adapter.batch}"
     print(f"{VARIABLE} can be used: {policy}, {batch}, vllm.mode={adapter.mode}")

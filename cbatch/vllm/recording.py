@@ -21,9 +21,8 @@ class Recording:
         self._seen: Seen | None = None
         self._preempted: list[int] = []
         drafts, ahead = view.limits.max_drafts > 0, view.kv.num_ahead
-        recorder.begin(
-            Recorded(view.limits, view.kv.num_blocks, view.kv.block_size, real_tokens=drafts, num_ahead=ahead)
-        )
+        sizes = view.kv.num_blocks, view.kv.block_size
+        recorder.begin(Recorded(view.limits, *sizes, real_tokens=drafts, num_ahead=ahead))
 
     def arrived(self, request: ServedRequest) -> None:
         """Adds `extra["waited"]`: seconds since the API server received the request. vLLM takes requests only between iterations."""

@@ -24,6 +24,7 @@ from experiments.server.words import SimulatedVocabulary, Words
 from experiments.text import OutputText
 
 _FAILED = "the engine has failed"
+_SAME = ("session", "last", "tier", "priority", "slo", "predicted_new_tokens")  # fields of a body and of `RequestSpec`
 
 
 class Door:
@@ -31,12 +32,8 @@ class Door:
 
     def __init__(self, settings: ServerSettings, engine: Connection) -> None:
         """Waits until the engine serves. Raises CbatchError if the engine fails or the model's tokenizer cannot be loaded."""
-        self.settings, self.meters, self._engine, spec = (
-            settings,
-            Meters(settings.backend.replicas),
-            engine,
-            settings.model,
-        )
+        self.settings, self.meters, self._engine = settings, Meters(settings.backend.replicas), engine
+        spec = settings.model
         self._words = Words(spec.vocab_size)
         kind = SimulatedVocabulary if settings.backend.simulated else Vocabulary
         self._vocabulary = kind(spec) if spec.path else self._words
@@ -168,8 +165,5 @@ class Door:
             stop_tokens=text.stop_tokens if text and not body.ignore_eos else (),
             stop_strings=tuple(body.stop) if text else (),
             client=body.client or body.user,
-            **{
-                name: getattr(body, name)
-                for name in ("session", "last", "tier", "priority", "slo", "predicted_new_tokens")
-            },
+            **{name: getattr(body, name) for name in _SAME},
         )

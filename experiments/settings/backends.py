@@ -202,9 +202,8 @@ class Cuda(Real):
     def place(self, first_gpu: int) -> AbstractContextManager[Any]:
         import torch
 
-        return torch.cuda.device(
-            torch.cuda.current_device() + first_gpu if self.devices is None else self.devices[first_gpu]
-        )
+        gpu = torch.cuda.current_device() + first_gpu if self.devices is None else self.devices[first_gpu]
+        return torch.cuda.device(gpu)
 
     def meter(self, executors: Sequence[Any], now: Callable[[], float]) -> AbstractContextManager[Any]:
         """In the order of replicas, their stages, and the stages' ranks."""

@@ -137,9 +137,8 @@ def _unknown_key(key: str, name: str, overrides: Sequence[str]) -> str:
         return f"{key}: is not in the settings; +{key}=... adds it to the arguments of {target}"
     if key in GROUPS:  # an argument of a group without an option, or with several in a sweep
         text = next((text for text in overrides if text.startswith(f"{key}.")), key)
-        return (
-            f"{text}: belongs to no option of {key}; give {key}=NAME, in a sweep '{key}=NAME({text.partition('.')[2]})'"
-        )
+        in_sweep = f"'{key}=NAME({text.partition('.')[2]})'"
+        return f"{text}: belongs to no option of {key}; give {key}=NAME, in a sweep {in_sweep}"
     if section in values and values[section] is None:
         return f"{key}: is not in the settings; +{key}=... adds it"
     near = [known for known in values if known.endswith(f".{argument}")]

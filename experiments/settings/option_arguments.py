@@ -117,11 +117,8 @@ def _store(group: str, option: str) -> Iterator[str]:
             if f"/{key}@{key}" in parts:
                 continue
             OmegaConf.update(node, key, value)
-            if (
-                not by_path
-                and isinstance(value, dict)
-                and ("_target_" in value or _BY_NAME.fullmatch(f"{group}.{key}"))
-            ):
+            replaces = isinstance(value, dict) and ("_target_" in value or _BY_NAME.fullmatch(f"{group}.{key}"))
+            if replaces and not by_path:
                 OmegaConf.update(emptied := OmegaConf.create(), key, None)
                 ConfigStore.instance().store(f"null({key})", emptied, group)
                 node.defaults.insert(1, f"null({key})")  # between the preset and `_self_`

@@ -42,9 +42,8 @@ def _depends_on(part: object) -> Sequence[str]:
     """Returns `depends_on` of a policy, router or eviction. Raises ConfigError if it is not a tuple or list of known names."""
     names = getattr(part, "__dict__", {}).get("depends_on", getattr(type(part), "depends_on", ()))
     if not isinstance(names, tuple | list):
-        raise ConfigError(
-            f'{name_of(part)}: depends_on is a {type(names).__name__}; make it a tuple, as in ("clients",)'
-        )
+        problem = f"depends_on is a {type(names).__name__}"
+        raise ConfigError(f'{name_of(part)}: {problem}; make it a tuple, as in ("clients",)')
     if unknown := [name for name in names if name not in LACKS]:
         raise ConfigError(f"{name_of(part)}: depends_on names {unknown[0]!r}; {nearest(str(unknown[0]), LACKS)}")
     return names

@@ -196,9 +196,8 @@ def _limits(
     if not (drafter.max_drafts or isinstance(drafter, NoDrafter)):
         raise ConfigError(f"{named}: makes no drafts, as max_drafts is 0; set max_drafts in the class")
     if "drafting" in settings.policy.section and not drafter.max_drafts:
-        raise ConfigError(
-            f"drafting: {named} makes no drafts; give drafter=glm_dspark in simulation, else drafter=ngram"
-        )
+        remedy = "give drafter=glm_dspark in simulation, else drafter=ngram"
+        raise ConfigError(f"drafting: {named} makes no drafts; {remedy}")
     return Limits(batch, max_tokens, longest, tile, (), num_stages, running, drafter.max_drafts)
 
 

@@ -27,9 +27,8 @@ def real_server(
     cost, size = backend.cost(backend.predicts_with, spec, limits.max_batch), block_size or backend.block_size
     if kv_tokens is None:
         longest = blocks_for(limits.max_request_tokens, size) * size
-        kv_tokens = min(
-            limits.max_running * longest, backend.kv_tokens(spec, cost.profile, limits, size, options.drafter)[0]
-        )
+        fits, _ = backend.kv_tokens(spec, cost.profile, limits, size, options.drafter)
+        kv_tokens = min(limits.max_running * longest, fits)
     kv = KVSize(kv_tokens // size, size)
     return Server(backend.executor(spec, cost, limits, kv, options, True), limits, cost, kv)
 
