@@ -7,7 +7,6 @@ from typing import Any
 LATEST_ARRIVAL = 1e10
 """Seconds. Larger floats, such as time stamps in micro- or nanoseconds, cannot represent fractions of a token's time."""
 
-
 LEAST_TEMPERATURE = 1e-5  # lower temperatures mean greedy, as in vLLM: clients send 1e-45 for 0
 
 

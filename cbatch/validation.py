@@ -236,7 +236,6 @@ def _is_quoted(value: object) -> bool:
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's types of the error for an unknown key
 
-
 _NO_MAPPING = ("dataclass_type", "dataclass_exact_type", "dict_type")
 """pydantic's types of the error for a value in place of keys."""
 

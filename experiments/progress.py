@@ -43,8 +43,7 @@ def bar(items: Iterable[Any] | None = None, *, delay: float, terminal: bool | No
     else:
         look |= {"mininterval": _BETWEEN_LINES, "delay": _BETWEEN_LINES, "file": _Lines(), "ascii": " #"}
     # no smoothing: tqdm's smoothed rate ignores the time of updates in which nothing ended
-    made: tqdm[Any] = tqdm(items, miniters=0, smoothing=0, leave=False, **look)
-    return made
+    return tqdm(items, miniters=0, smoothing=0, leave=False, **look)
 
 
 def progress_of(setting: Setting, items: Iterable[Any], number: int, noun: str) -> Iterable[Any]:

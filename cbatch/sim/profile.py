@@ -76,7 +76,6 @@ class Watts:
 PEAK = 1.3
 """Upper bound on the ratio of a data sheet's peak to the largest measured rate; faster products cannot have been measured."""
 
-
 SLOWEST, LAUNCHES = 100, 2e-5
 """A layer's products take at most this multiple of their time at the ceilings, where that exceeds these seconds of launches."""
 

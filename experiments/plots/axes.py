@@ -39,7 +39,6 @@ AXES = {
 }
 """X axes by name in `x`."""
 
-
 _SETTINGS = {
     **dict.fromkeys(("workload.arrivals.rate", "workload.rate"), "rate of arrivals, as set [1/s]"),
     "workload.length": "length of a request [tokens]",

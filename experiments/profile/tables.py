@@ -22,7 +22,6 @@ from experiments.profile.measure import Iterations
 
 DIGITS = 5  # significant digits of the numbers in a file
 
-
 ORIGINS = {
     "embedding": "measured within other",
     "exchange": "measured within linear and other",

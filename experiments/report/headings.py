@@ -185,7 +185,6 @@ MORE_COLUMNS = (
 )
 """Additional figures in `experiments.plot table`."""
 
-
 _MACHINES = Machines(Work(*[1] * len(Work._fields)), np.ones(1), np.ones(1), watts=np.ones((1, 5)))
 
 

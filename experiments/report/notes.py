@@ -14,7 +14,6 @@ from experiments.store.sources import mixed
 FEWEST_IN_TAIL = 10
 """Requests that should lie beyond a percentile of a run. With fewer, the percentile is close to the maximum, and biased."""
 
-
 LACKS = {
     "prefix_cache": Note("the policy or router relies on the prefix cache, which is off", "give prefix_cache=true"),
     "clients": Note("the policy distinguishes clients, but no request names its client"),

@@ -20,7 +20,6 @@ from experiments.workloads.trace import MOST_TOKENS, Floats, Ints, join_clients
 
 _Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)]
 
-
 _LENGTH = Give("a whole number of tokens, at least 1, or the least and the most: [16, 512]")
 Length = Annotated[tuple[_Tokens, _Tokens], WrapValidator(as_range), _LENGTH]
 
