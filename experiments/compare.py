@@ -22,8 +22,8 @@ both served the same requests: replications are then paired by seed, which remov
 decides what is significant. Among many differences some are significant by chance: a line says how many remain if p values are corrected
 for their number by Holm's method. Equal outcomes are one test, and figures that are equal in all replications none. The interval of the
 ratio is computed on its logarithm, and may disagree with few seeds. An interval over seeds does not include the error of simulation:
-"below 10%" marks a significant difference below the largest error, ratio_error, of such a ratio in comparisons with real runs. This error
-depends on whether either run launches iterations with prompts that fit no captured graph.
+"below 10%" marks a significant difference below the largest error, ratio_error, of such a ratio in comparisons with real runs: a ratio
+from 1/1.10 to 1.10. This error depends on whether either run launches iterations with prompts that fit no captured graph.
 """
 
 import math

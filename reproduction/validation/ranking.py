@@ -27,7 +27,7 @@ from reproduction.validation.compare import CLOSED, card_of, in_graphs
 
 FILES = (
     *(f"h100/{name}" for name in ("ranked", "other-card", "code", "held_out", "newer-kernels", "sessions")),
-    *(f"h200/{name}" for name in ("ranked", "code", "code-150", "batch-32", "batch-32-code", "batch-128")),
+    *(f"h200/{name}" for name in ("ranked", "code", "code-150", "code-card", "batch-32", "batch-32-code", "batch-128")),
     *(f"h200/held_out{end}" for end in ("", "-batches", "-qwen3-8b", "-synchronous")),
     *(f"h200/capacity{end}" for end in ("-90", "", "-bracket")),
 )
@@ -110,14 +110,17 @@ def pairs(files: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def ratio_errors(files: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Returns the errors of the simulated ratio of two policies that one card served with equal arrivals, by figure, and throughput and total time also of queued requests; repeats are left out."""
+    """Returns the errors of the simulated ratio of two policies that one card served with equal arrivals, by figure, and throughput and total time also of queued requests; repeats are left out.
+
+    The error is the larger of simulated over real ratio and its inverse, minus 1: the same whichever of the two is the baseline.
+    """
     rows = []
     for policies in (runs for kept in files for name, runs in _cases(kept).items() if ", again" not in name):
         for one, other in combinations(policies.values(), 2):
             chosen = (*CLOSED, *_RATIOS) if None not in (one["load"], other["load"]) else (*CLOSED,)
             for figure in (figure for figure in one["measured"] if figure.startswith(chosen)):
                 real, virtual = (one[kind][figure] / other[kind][figure] for kind in ("measured", "simulated"))
-                rows.append((figure, abs(virtual / real - 1)))
+                rows.append((figure, max(virtual / real, real / virtual) - 1))
     errors = pd.DataFrame(rows, columns=["figure", "error"]).groupby("figure", sort=False)["error"]
     return pd.DataFrame({"pairs": errors.size(), "median": errors.median(), "largest": errors.max()})
 
