@@ -28,7 +28,9 @@ from pydantic import BeforeValidator, Field
 from cbatch import ConfigError
 from cbatch.validation import Give
 from experiments.plots.parts import LEAST_POINTS, LOG, FittedLayout, label_log, show_whole_markers, wrap
+from experiments.report.conditions import is_stated_overload
 from experiments.report.headings import OFFERED
+from experiments.report.labels import label_runs
 from experiments.report.notes import chosen_text, footer_of, given_text, made_text, notes_of
 from experiments.report.titles import gpus_texts
 
@@ -152,6 +154,7 @@ def add_title(
     text = ": ".join(filter(None, [heading, ", ".join(shared)])) + (f" ({note})" if note else "")
     abouts = [summary["about"] for summary in runs["summary"]]
     chosen = "\n".join(filter(None, [given_text(abouts, _SHARED), chosen_text(abouts)]))
+    below = "\n".join(filter(None, [_overload_text(runs), below]))
     notes = "\n".join(filter(None, [*notes_of(abouts), made_text(abouts), below, chosen]))
     figure.set_label(notes)
     if not look.notes:
@@ -206,6 +209,27 @@ def _shared_texts(runs: pd.DataFrame) -> list[str]:
     others = [text for key, text in chosen.items() if key not in stated and not key.startswith("backend.")]
     pools = [summary["about"].get("pools") for summary in runs["summary"]] if "summary" in runs else [None]
     return [*texts, *gpus_texts(values, pools[0] if pools.count(pools[0]) == len(pools) else None), *others]
+
+
+def _overload_text(runs: pd.DataFrame) -> str:
+    """Names the points with overload in some of their runs, by series; empty if all runs have it, or none."""
+    abouts, points = [summary["about"] for summary in runs["summary"]], dict[str, list[str]]()
+    over = [*map(is_stated_overload, abouts)]
+    if len({*over}) < 2:
+        return ""
+    whole = label_runs(runs.assign(policy=[about["policy"] for about in abouts]))  # the column may be an axis
+    for label, rows in runs.assign(whole=whole, over=over).groupby("label", sort=False):
+        parts = {text: re.split(r", (?![^(]*\))", text) for text in rows["whole"].unique()}
+        shared = set.intersection(*map(set, parts.values()))
+        for text in rows["whole"][rows["over"]].unique():
+            *before, last = [part for part in parts[text] if part not in shared] or [""]
+            points.setdefault(" ".join(filter(None, [str(label), *before])), []).append(last)
+    texts = list[str]()
+    for name, (first, *others) in points.items():
+        values = ", ".join([first, *(text.removeprefix(f"{first.partition('=')[0]}=") for text in others)])
+        texts.append(" at ".join(filter(None, [name, values])))
+    more = [f"{len(texts) - MOST_SERIES} other series"] * (len(texts) > MOST_SERIES)
+    return f"overload: {' and '.join(texts[:MOST_SERIES] + more)}"
 
 
 def add_heading(

@@ -1,6 +1,8 @@
 """Names of figures: in the plot commands of experiments and documents, and on axes."""
 
 import re
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from places import ROOT
 
 from experiments.plots.parts import wrap
 from experiments.plots.series import load_series, without_policies
-from experiments.plots.style import PLAIN, _shared_texts
+from experiments.plots.style import PLAIN, _overload_text, _shared_texts
 from experiments.report.headings import check_figure, heading_of
 from experiments.report.notes import notes_of
 from experiments.report.titles import gpus_texts
@@ -84,6 +86,28 @@ def test_figures_name_the_drafter_and_an_eviction_that_evicts(tmp_path: Path) ->
     for evicted in (0, 3):
         shown = ", ".join(_shared_texts(runs.assign(**{"prefix_cache.evicted_blocks": evicted})))
         assert ("eviction lru" in shown) == (evicted > 0)
+
+
+def test_figures_name_the_points_with_overload(tmp_path: Path) -> None:
+    """Of two policies at five rates: the two runs at 8 and 16 of one, and one of two at 4 of the other. Renamed as in the legend."""
+    compared = {"batches": [1, 9], "loads": [0, 1], "shares_of_bound": [0, 1]}
+    execution = {"compared": compared, "iterations_outside_measured_range": 0, "profile": "p", "error": "e"}
+    full = [("a", rate, seed) for rate in (8, 16) for seed in (1, 2)] + [("b", 4, 2)]
+    for policy, rate, seed in product("ab", (1, 2, 4, 8, 16), (1, 2)):
+        about = {"policy": policy, "simulated": True, "execution": execution, "overrides": [f"rate={rate}"]}
+        about |= {"queue_grows": (policy, rate, seed) in full, "mean_waiting": 3, "requests": 9}
+        settings = SETTINGS | {"policy": policy, "workload.rate": rate, "workload.seed": seed}
+        write_run(tmp_path / f"{policy}{rate:02}{seed}", ABOUT | about, settings)
+    renamed = replace(PLAIN, labels={"a": "A"})
+    for shown, look, text in (
+        (["workload.rate"], renamed, "overload: A at rate=8, 16 and b at rate=4"),
+        ([], PLAIN, "overload: a, rate=8 and a, rate=16 and b, rate=4"),
+        (["policy", "workload.rate"], PLAIN, "overload: a at rate=8, 16 and b at rate=4"),
+    ):
+        runs = load_series(tmp_path, look, shown)
+        assert _overload_text(runs) == text
+    over = runs["summary"].map(lambda summary: summary["about"]["queue_grows"])
+    assert _overload_text(runs[over]) == _overload_text(runs[~over]) == "", "of all or none the other note says it"
 
 
 def test_labels_name_the_roles_of_replicas(tmp_path: Path) -> None:
