@@ -85,6 +85,8 @@ def test_every_field_of_a_request_comes_back(tmp_path_factory: Any, data: st.Dat
         arrivals = TraceReplay(path=str(path)).source(vocabulary)
         assert [spec_of(request) for request in arrivals.known] == asked
         assert arrivals.iterations == iterations
+    filled = TraceReplay(path=str(path), slo=SLO(ttft=3.0)).requests(None)
+    assert [request.slo for request in filled] == [SLO(ttft=3.0) if spec.slo == SLO() else spec.slo for spec in asked]
     [file] = read_decisions(path)
     assert ([*map(spec_of, file.requests)], file.recorded.iterations) == (asked, iterations)
 

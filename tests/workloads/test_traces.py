@@ -148,6 +148,7 @@ def test_replay_that_cannot_be(azure: TraceReplay, tmp_path: Path) -> None:
 ROW = "2023-11-16 18:15:46,1,1\n"
 MOON = '{"timestamp": 5, "input_length": 1, "output_length": 1}\n'
 HASHED = '{{"timestamp": 0, "input_length": 1025, "output_length": 1, "hash_ids": {}}}\n'
+BAILIAN = '{{"chat_id": 1, "timestamp": 0, "input_length": 33, "output_length": 1, "hash_ids": {}}}\n'
 WHOLE = "must be a whole number of tokens, at least 1"
 BROKEN = [  # text, the line that the message names (0: none), a part of the message
     ("", 0, "the file is empty"),
@@ -199,7 +200,14 @@ BROKEN = [  # text, the line that the message names (0: none), a part of the mes
         )
         for first, last, id_ in (([1, 2], [9, 2], 2), ([1, 2], [2, 3], 2), ([1, 2], [2, 1], 2), ([2, 1], [1, 2], 1))
     ),
-    (HASHED.format([1, 2, 3]).replace("{", '{"chat_id": 1, ', 1), 1, "an id for each 16 tokens of input_length"),
+    *(
+        (BAILIAN.format("[4, 1, 9]") + BAILIAN.format(ids.lower()), 2, f"hash_ids={ids}: {problem}")
+        for ids, problem in (
+            *((ids, "must be a list of whole numbers") for ids in ("[4, 1, 2.5]", "[4, 1, True]", "7")),
+            *((ids, "an id stands for the prompt up to its block's end") for ids in ("[4, 1, -9]", "[4, 1, 4]")),
+            *((ids, "must have an id for each 16 tokens") for ids in ("[]", "[4]", "[4, 1, 9, 8]")),
+        )
+    ),
     (MOON + "x" * 10_000, 2, "is not JSON"),
     (f"[{MOON.strip()}]", 1, "is not a JSON object, as every line must be"),
 ]
