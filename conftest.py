@@ -104,7 +104,7 @@ def pytest_sessionfinish() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--workloads", type=int, default=5, help="of each steady policy (test_leaps.py)")
     parser.addoption("--cancellations", type=int, default=5, help="of each policy and mode (test_cancellations.py)")
-    parser.addoption("--sessions", type=int, default=24, help="to draw (test_sessions.py, test_session_policies.py)")
+    parser.addoption("--sessions", type=int, default=10, help="to draw (test_sessions.py, test_session_policies.py)")
     parser.addoption(
         "--schedules",
         type=int,
