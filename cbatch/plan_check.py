@@ -200,7 +200,6 @@ class Rules:
             self._refuse("pad_to", "not a whole number or None")
         if plan.wake_at is not None and not (isinstance(plan.wake_at, Real) and isfinite(plan.wake_at)):
             self._refuse("wake_at", "not a time in seconds or None")
-
         if type(plan.least_free) is not int:
             self._refuse("least_free", "not a whole number")
 

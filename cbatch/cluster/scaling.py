@@ -148,7 +148,8 @@ class Fleet:
     def _steer(self, pool: str, at: float, start_seconds: float | None = None) -> None:
         """Starts closed replicas, lowest index first; or cancels starts, then drains ready replicas, newest first."""
         views, target = self._views, self._targets[pool]
-        lives = [self.lives[self._latest[replica]] for replica in self._pools[pool] if self._counts(replica)]
+        counted = [replica for replica in self._pools[pool] if views[replica].phase in (Phase.STARTING, Phase.READY)]
+        lives = [self.lives[self._latest[replica]] for replica in counted]
         lives.sort(key=lambda life: (views[life.replica].phase is Phase.STARTING, life.asked, life.replica))
         for life in lives[target:]:
             if views[life.replica].phase is Phase.STARTING:
@@ -167,6 +168,3 @@ class Fleet:
             views.set_phase(replica, Phase.STARTING)
             heappush(self._events, (at + seconds, _READY, len(self.lives)))
             self.lives.append(Life(replica, at))
-
-    def _counts(self, replica: int) -> bool:
-        return self._views[replica].phase in (Phase.STARTING, Phase.READY)

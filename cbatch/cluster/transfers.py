@@ -176,11 +176,8 @@ class Transfers:
         Also whether a replica is to send a copy.
         """
         asked = (self._route[request.id][0] for engine in self._engines for request in engine.inbox.wanted)
-        return (
-            replica in asked
-            or replica in self._copies.values()
-            or any(decoder == replica for _, decoder in self._route.values())
-        )
+        decoders = (decoder for _, decoder in self._route.values())
+        return replica in asked or replica in self._copies.values() or replica in decoders
 
     def ended(self, request: Request, replica: int) -> None:
         """Forgets a request that has ended in a replica."""

@@ -13,12 +13,10 @@ from cbatch.request import Ints, Request, spec_of
 from cbatch.request_table import RequestTable
 
 
-def make_pool(
-    size: tuple[int, int, int, int], values: bool, eviction: Eviction | None, num_host_blocks: int
-) -> BlockPool:
-    """Returns an engine's pool. size: the arguments of `BlockPool`. values: whether blocks have contents. eviction: None: no prefix cache."""
+def make_pool(size: tuple[int, int, int, int], values: bool, eviction: Eviction | None, on_host: int) -> BlockPool:
+    """Returns an engine's pool. size: the arguments of `BlockPool`. values: whether blocks have contents. eviction: None: no prefix cache. on_host: blocks in host memory."""
     if eviction is not None:
-        return PrefixPool(*size, eviction, num_host_blocks)
+        return PrefixPool(*size, eviction, on_host)
     return BlockPool(*size) if values else CountingPool(*size)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice, repeat
 from pathlib import Path
 
-from cbatch.executor import StageSpans
+from cbatch.executor import BlockCopies, CopyTimes, StageSpans
 from cbatch.record import RunRecord, StepRecord
 from cbatch.results.metrics import Served
 
@@ -35,16 +35,8 @@ _LANES = (
 def write_timeline(path: Path, record: RunRecord, title: str, requests: Served) -> None:
     """Writes the timeline of a run to `path` (*.json.gz), with `title` in the trace's metadata. requests: the run's served requests."""
     phases = _request_phases(requests)
-    copies = (
-        f"{{{_span(1, f'upload {step.iteration}', times.upload_started, times.upload_ended)}}},\n"
-        f"{{{_span(3, f'download {step.iteration}', times.download_started, times.download_ended)}}}"
-        for step, times in zip(record.steps, record.copies, strict=False)
-    )
-    blocks = (
-        f"{{{_span(6, f'{each.num_out} out, {each.num_back} back', each.started, each.ended)}, "
-        f'"args": {{"iteration": {each.iteration}, "waited": {each.waited:.6f}}}}}'
-        for each in record.blocks
-    )
+    copies = map(_copy_times, record.steps, record.copies)
+    blocks = map(_copied_blocks, record.blocks)
     spans = record.stages or [((step.started, step.ended),) for step in record.steps]
     steps = map(_iteration, record.steps, spans, record.replicas or repeat(0))
     stages = [f"stage {stage}" for stage in range(len(record.stages[0]) if record.stages else 0)]
@@ -81,22 +73,31 @@ def _iteration(step: StepRecord, spans: StageSpans, replica: int) -> str:
     drafts = f', "drafts": {step.num_drafts}, "accepted": {step.num_accepted}' if step.num_drafts else ""
     batch = f'"requests": {step.num_requests}, {tokens}{drafts}, {rest}'
     held = f'"KV blocks": {step.kv_blocks_used}, "running": {step.num_running}, "queued": {step.num_waiting}'
-    computed = ",\n".join(
-        f'{{{_span(2, f"compute {number}", begin, end, thread)}, "args": {{{batch}}}}}'
-        for thread, (begin, end) in enumerate(spans, replica)
-    )
+    stages = enumerate(spans, replica)
+    computed = ",\n".join(_span(2, f"compute {number}", *span, thread, batch) for thread, span in stages)
     return f"""\
-{{{_span(0, f"plan {number}", step.planned_at, step.launched_at, replica)}}},
-{{{_span(0, f"wait {number}", step.waited_at, step.received_at, replica)}}},
-{{{_span(0, f"absorb {number}", step.received_at, step.done_at, replica)}}},
+{_span(0, f"plan {number}", step.planned_at, step.launched_at, replica)},
+{_span(0, f"wait {number}", step.waited_at, step.received_at, replica)},
+{_span(0, f"absorb {number}", step.received_at, step.done_at, replica)},
 {computed},
 {{"ph": "C", "pid": 5, "name": "tokens", {started}, "args": {{{tokens}}}}},
 {{"ph": "C", "pid": 5, "name": "held", {started}, "args": {{{held}}}}}"""
 
 
-def _span(lane: int, name: str, begin: float, end: float, thread: int = 0) -> str:
+def _copy_times(step: StepRecord, times: CopyTimes) -> str:
+    upload = _span(1, f"upload {step.iteration}", times.upload_started, times.upload_ended)
+    return f"{upload},\n{_span(3, f'download {step.iteration}', times.download_started, times.download_ended)}"
+
+
+def _copied_blocks(copied: BlockCopies) -> str:
+    arguments = f'"iteration": {copied.iteration}, "waited": {copied.waited:.6f}'
+    return _span(6, f"{copied.num_out} out, {copied.num_back} back", copied.started, copied.ended, 0, arguments)
+
+
+def _span(lane: int, name: str, begin: float, end: float, thread: int = 0, arguments: str = "") -> str:
     times = f'"ts": {begin * 1e6:.3f}, "dur": {(end - begin) * 1e6:.3f}'
-    return f'"ph": "X", "pid": {lane}, "tid": {thread}, "name": "{name}", {times}'
+    about = f', "args": {{{arguments}}}' if arguments else ""
+    return f'{{"ph": "X", "pid": {lane}, "tid": {thread}, "name": "{name}", {times}{about}}}'
 
 
 def _life_phases(record: RunRecord) -> Iterator[str]:
@@ -105,7 +106,7 @@ def _life_phases(record: RunRecord) -> Iterator[str]:
         times = [min(time, life.closed, end) for time in (life.asked, life.ready, life.draining, life.closed)]
         for phase, begin, until in zip(("starting", "ready", "draining"), times, times[1:], strict=False):
             if until > begin:
-                yield f"{{{_span(7, phase, begin, until, life.replica)}}}"
+                yield _span(7, phase, begin, until, life.replica)
 
 
 def _transfers(record: RunRecord) -> Iterator[str]:

@@ -11,8 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.model import DTYPE_BYTES, ModelSpec
+from cbatch.request import Ints
 from cbatch.results.metrics import Floats, StepColumns, Window
 from cbatch.sim.attention import flops_per_score
+
+Bools = NDArray[np.bool_]
 
 LIMITED_OVER = 0.06
 """Seconds: a GPU's clock stays for 20 ms after a large product begins, and falls for 40 until its power is at the limit."""
@@ -104,7 +107,7 @@ class Machines:
     work: Work
     flops_per_second: Floats
     bytes_per_second: Floats
-    replica_of: NDArray[np.int64] | None = None
+    replica_of: Ints | None = None
     watts: Floats | None = None
     drafting: Drafting | None = None
 
@@ -122,14 +125,12 @@ class Machines:
             total = total + copies * getattr(drafting.work, what)(drafting.passes(steps))
         return total
 
-    def times(self, steps: StepColumns) -> tuple[NDArray[np.int64], Floats]:
+    def times(self, steps: StepColumns) -> tuple[Ints, Floats]:
         """Returns the replica of each iteration, and the time that the iteration adds to it."""
         replica = self.replica_of if self.replica_of is not None else np.zeros(len(steps["ended"]), np.int64)
         return replica, device_seconds(steps, replica)
 
-    def joules(
-        self, steps: StepColumns, seconds: Floats, watts: Floats, replica: NDArray[np.int64]
-    ) -> tuple[Floats, NDArray[np.bool_]]:
+    def joules(self, steps: StepColumns, seconds: Floats, watts: Floats, replica: Ints) -> tuple[Floats, Bools]:
         """Returns the predicted joules of each iteration, and whether the limit held. watts: `Watts.of` the GPUs of the replica of each."""
         _, busy, per_byte, per_flop, limit = watts.T
         copies = 1 if self.drafting is None else self.drafting.copies
@@ -138,7 +139,7 @@ class Machines:
         return limit_power(taken, seconds, limit * seconds, replica)
 
 
-def machines_of(stated: Mapping[str, Any], replicas: Sequence[int] | NDArray[np.int64] = ()) -> Machines:
+def machines_of(stated: Mapping[str, Any], replicas: Sequence[int] | Ints = ()) -> Machines:
     """Returns the machines of a run. stated: `work`, `peaks` and any `watts` and `drafting`, as `about` has them. replicas: see `RunRecord`."""
     flops, moved = np.array(stated["peaks"], float).T
     watts = np.array(stated["watts"]) if "watts" in stated else None
@@ -182,9 +183,7 @@ def energy(machines: Machines, steps: StepColumns, window: Window, present: Floa
     return float(joules[inside].sum() + (idle * paused).sum()), _share(seconds[limited[inside]], seconds)
 
 
-def limit_power(
-    joules: Floats, seconds: Floats, most: Floats, replica: NDArray[np.int64]
-) -> tuple[Floats, NDArray[np.bool_]]:
+def limit_power(joules: Floats, seconds: Floats, most: Floats, replica: Ints) -> tuple[Floats, Bools]:
     """Returns the joules of iterations, at most `most` in each `LIMITED_OVER` of a replica's device time, and whether that limit held."""
     window = windows_of(seconds, replica)
     taken, possible = np.bincount(window, joules), np.bincount(window, most)
@@ -192,7 +191,7 @@ def limit_power(
     return joules * share[window], (taken >= possible)[window]
 
 
-def windows_of(seconds: Floats, replica: NDArray[np.int64]) -> NDArray[np.int64]:
+def windows_of(seconds: Floats, replica: Ints) -> Ints:
     """Returns the window of each iteration, by number: `LIMITED_OVER` of a replica's device time, over which the power limit holds on average."""
     order, passed = np.argsort(replica, kind="stable"), np.empty(len(seconds))
     sums, first = np.cumsum(seconds[order]), np.searchsorted(replica[order], replica[order])
@@ -212,7 +211,7 @@ def energy_figures(joules: float, window: Window, generated: int) -> dict[str, f
     return {"joules": joules, "watts": watts, "joules_per_token": joules / (generated or np.nan)}
 
 
-def device_seconds(steps: StepColumns, replica: NDArray[np.int64]) -> Floats:
+def device_seconds(steps: StepColumns, replica: Ints) -> Floats:
     """Returns the time that each iteration adds to its replica: from its start, or the end of the previous one, to its end."""
     seconds = np.zeros(len(replica))
     for one in np.unique(replica):

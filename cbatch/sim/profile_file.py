@@ -34,10 +34,9 @@ def load_profile(name_or_path: str) -> Profile:
         if not path.is_file():
             if path.suffix == ".json":
                 raise ProfileError(f"hardware={name_or_path}: no such file; give the path of a profile, or a name")
-            remedy = (
-                f"{nearest(name_or_path, profile_names())}, or the file that python -m experiments.profile measures"
-            )
-            raise ProfileError(f"hardware={name_or_path}: no such profile; {remedy}")
+            problem, known = "no such profile", nearest(name_or_path, profile_names())
+            measured = "the file that python -m experiments.profile measures"
+            raise ProfileError(f"hardware={name_or_path}: {problem}; {known}, or {measured}")
     return read_profile(path)
 
 
