@@ -74,6 +74,11 @@ def check_installed(extra: str, *packages: str) -> None:
             raise ConfigError(f'{package} is not installed; run pip install "cbatch[{extra}]"')
 
 
+def type_and_message(error: BaseException) -> str:
+    """Returns the type and the message of another library's exception, or of a user's, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def call(where: str | Callable[[], str], method: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a user's method. An exception becomes a PolicyError that names a request among the arguments; a KeyboardInterrupt gets the place as its message.
 

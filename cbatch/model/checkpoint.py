@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cbatch.errors import ConfigError, ModelError, WorkloadError, check_installed
+from cbatch.errors import ConfigError, ModelError, WorkloadError, check_installed, type_and_message
 from cbatch.model.spec import DTYPE_BYTES, ModelSpec
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def read_config(path: str | Path) -> "PreTrainedConfig":
     try:
         config: PreTrainedConfig = CONFIG_MAPPING[family].from_dict(content)
     except Exception as error:
-        raise ModelError(f"{file}: {one_line(error)}; correct it, or copy the checkpoint again") from error
+        raise ModelError(f"{file}: {type_and_message(error)}; correct it, or copy the checkpoint again") from error
     if others := _not_computed(content, config):
         settings = ", ".join(f"{key}={value!r}" for key, value in others.items())
         raise ModelError(f"{file}: {settings} is not supported; use another checkpoint, or remove what has no effect")
@@ -126,7 +126,7 @@ def _dtype(file: Path) -> str:
             sizes[tensor["dtype"]] += end - begin
         [(name, _)] = sizes.most_common(1)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError) as error:
-        raise ModelError(f"{weights}: has no header ({one_line(error)}); copy the checkpoint again") from error
+        raise ModelError(f"{weights}: has no header ({type_and_message(error)}); copy the checkpoint again") from error
     return _DTYPES.get(name, name)
 
 
@@ -134,11 +134,6 @@ def sliding_window(config: "PreTrainedConfig") -> int | None:
     """Returns the sliding window of attention in tokens; None if no layer has a sliding window."""
     windowed = "sliding_attention" in getattr(config, "layer_types", ["sliding_attention"])
     return getattr(config, "sliding_window", None) if windowed else None
-
-
-def one_line(error: Exception) -> str:
-    """Returns the type and the message of another library's exception."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _not_computed(content: dict[str, Any], config: "PreTrainedConfig") -> dict[str, Any]:
@@ -209,7 +204,7 @@ class Vocabulary:
         try:
             return list(tokenizer.apply_chat_template([*messages], add_generation_prompt=True, return_dict=False))
         except Exception as error:
-            problem = f"messages: the chat template of {self._name} refuses them ({one_line(error)})"
+            problem = f"messages: the chat template of {self._name} refuses them ({type_and_message(error)})"
             raise WorkloadError(f"{problem}; give other messages") from error
 
     @cached_property
@@ -254,7 +249,7 @@ class Vocabulary:
             if not tokenizer.is_fast:
                 raise ValueError("it is not one of the package tokenizers")
         except Exception as error:
-            why = f"its tokenizer cannot be loaded ({one_line(error)})"
+            why = f"its tokenizer cannot be loaded ({type_and_message(error)})"
             raise ModelError(f"model.path={self._path}: {why}; add the tokenizer's files, or {give}") from error
         return tokenizer
 

@@ -6,9 +6,9 @@ from typing import Any, cast
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from cbatch.errors import ModelError
+from cbatch.errors import ModelError, type_and_message
 from cbatch.model import Layers, ModelSpec
-from cbatch.model.checkpoint import CHECKPOINT_FAMILIES, one_line, read_config, spec_from_checkpoint
+from cbatch.model.checkpoint import CHECKPOINT_FAMILIES, read_config, spec_from_checkpoint
 from cbatch.runtime.model import ATTENTION_NAME, norm_name, paged_attention
 
 
@@ -81,7 +81,9 @@ def transformers_config(spec: ModelSpec) -> PreTrainedConfig:
         return AutoConfig.for_model("gpt_neox" if nanogpt else spec.family, **settings)
     except Exception as error:
         remedy = "change model.hidden_size or model.num_heads"
-        raise ModelError(f"model {spec.name}: transformers refuses its shape ({one_line(error)}); {remedy}") from error
+        raise ModelError(
+            f"model {spec.name}: transformers refuses its shape ({type_and_message(error)}); {remedy}"
+        ) from error
 
 
 def load_skeleton(spec: ModelSpec, config: PreTrainedConfig) -> PreTrainedModel:
@@ -112,7 +114,7 @@ def _pretrained(spec: ModelSpec, path: str) -> PreTrainedModel:
     try:
         model, report = factory.from_pretrained(path, **settings, local_files_only=True, output_loading_info=True)
     except Exception as error:
-        reason = f"the weights cannot be loaded ({one_line(error)})"
+        reason = f"the weights cannot be loaded ({type_and_message(error)})"
         raise ModelError(f"model.path={path}: {reason}; copy the checkpoint again") from error
     if wrong := sorted({*report["missing_keys"], *report["unexpected_keys"]}):
         reason = f"{len(wrong)} weights are missing or of no part of the model, {wrong[0]} first"

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from cbatch import BatchShape, CostFunction, CostModel, Eviction, KVSize, Limits, Policy, Request, Server
 from cbatch.arrivals import Listed
 from cbatch.described import name_of_class
-from cbatch.errors import CbatchError, ConfigError, OverCommitError, StallError
+from cbatch.errors import CbatchError, ConfigError, OverCommitError, StallError, type_and_message
 from cbatch.kv import blocks_for
 from cbatch.policy import copy_policy
 from cbatch.replay.decisions import Decided, Decision, StepEnd, record_decisions
@@ -181,8 +181,8 @@ def _serve(
     except CbatchError as error:
         ending, why = Ending.ILLEGAL, str(error)
     except Exception as error:
-        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        ending, why = Ending.ILLEGAL, f"the engine failed ({problem}); a policy may change nothing but its own state"
+        problem = f"the engine failed ({type_and_message(error)})"
+        ending, why = Ending.ILLEGAL, f"{problem}; a policy may change nothing but its own state"
     return PolicyHistory(scenario, decisions, ending, why, repeatable)
 
 

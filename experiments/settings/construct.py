@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 from cbatch import CbatchError, ConfigError, Eviction
-from cbatch.errors import Interruption
+from cbatch.errors import Interruption, type_and_message
 from cbatch.validation import nearest, shorten
 from policies.evictions import LRU
 
@@ -252,7 +252,7 @@ def _why(error: BaseException) -> str:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
     frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THE_USERS)]
     where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
-    return f"{where}{type(error).__name__}: {' '.join(str(error).split())}"
+    return where + type_and_message(error)
 
 
 def check_eviction(eviction: object, prefix_cache: bool) -> Eviction:

@@ -25,7 +25,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from cbatch import CbatchError, ConfigError
-from cbatch.errors import Interruption, ResultsError
+from cbatch.errors import Interruption, ResultsError, type_and_message
 from experiments.store.provenance import now, write_json
 
 LOCK, UNFINISHED = ".lock", "unfinished.json"
@@ -216,5 +216,5 @@ def _raise_terminated(signum: int, frame: object) -> None:
 
 
 def _message(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, (CbatchError, TerminatedError)) else f"{type(error).__name__}: {text}"
+    is_ours = isinstance(error, (CbatchError, TerminatedError))
+    return " ".join(str(error).split()) if is_ours else type_and_message(error)
