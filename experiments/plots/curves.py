@@ -173,9 +173,9 @@ def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
     for _, rows in runs.groupby("of") if x != "rate" else ():
         if key := next((key for key in axis.keys if key in rows and rows[key].nunique() > 1), None):
             numbers = pd.to_numeric(rows[key], errors="coerce")
-            places[rows.index] = (
-                rows[key].map([*axis.categories].index, na_action="ignore") if axis.categories else numbers
-            )
+            if axis.categories:
+                numbers = rows[key].map([*axis.categories].index, na_action="ignore")
+            places[rows.index] = numbers
     if places.isna().all() and x == "rate":
         problem = "requests arrive together, without a rate, or an earlier version served them"
         raise ConfigError(f"x={x}: {problem}; give a setting that has, or draw `table`")

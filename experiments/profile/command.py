@@ -94,8 +94,7 @@ def measure_copies(report: Report, model: str = "llama-3.1-8b", hardware: str = 
     links = copy_times(spec)
     source = f"measured by python -m experiments.profile copies model={model}; {today()}; {hardware_name('cuda')}"
     tables.put_links(content, f"{source}; commit {commit()}", links)
-    path = Path(output) if output else PROFILES / f"{name}.json"
-    write_text(path, profile_text(make_profile(content)))
+    path = _write(content, Path(output) if output else PROFILES / f"{name}.json")
     for key, table in (("to_host", links.to_host), ("from_host", links.from_host), ("kv_blocks", links.kv_blocks)):
         if not isinstance(table, PiecewiseLinear):
             continue
@@ -138,8 +137,7 @@ def measure_drafts(
     options = {"model": model, "batch": batch, "drafts": drafts, "longest": longest}
     origin = _origin(" drafts", options, machine.name)
     tables.put_drafted(content, spec, origin, tables.drafted_only(base, shares_of, *attention))
-    path = Path(output) if output else PROFILES / f"{name}.json"
-    write_text(path, profile_text(make_profile(content)))
+    path = _write(content, Path(output) if output else PROFILES / f"{name}.json")
     report(f"written: {path}")
     return path
 
@@ -164,7 +162,7 @@ def measure_cpu(report: Report, *keys: str) -> Path:
             earlier.replace(path)
         raise
     earlier.unlink(missing_ok=True)
-    write_text(path, profile_text(make_profile(profile_content(read_profile(path)) | {"error": _error_text(errors)})))
+    _write(profile_content(read_profile(path)) | {"error": _error_text(errors)}, path)
     report(f"written: {path}")
     if (median := np.median(errors)) > _DISTURBED:
         report(f"warning: predictions are {median:.1%} off (median); measure again while nothing else runs")
@@ -209,7 +207,7 @@ def _measure_model(
     if not on_gpu:  # a busy CPU may have been slower when its ceilings were measured
         tables.raise_ceiling(content, made.linear, spec)
     tables.put_model(content, spec, origin, made, host, degree)
-    write_text(path, profile_text(make_profile(content)))
+    _write(content, path)
     errors = _compare(ProfileCost(read_profile(path), spec, Topology(degree)), measured, between, report)
     return path, errors
 
@@ -223,6 +221,11 @@ def _content(path: Path, hardware: str, backend: str, origin: str) -> dict[str, 
     if backend == "cuda":
         memory = float(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
     return tables.new_content(path.stem, hardware, origin, memory, rates, origin)
+
+
+def _write(content: dict[str, Any], path: Path) -> Path:
+    """Checks a profile's content, then writes it. Returns the path."""
+    return write_text(path, profile_text(make_profile(content)))
 
 
 def _links(backend: str, spec: ModelSpec, report: Report) -> Links:

@@ -84,9 +84,8 @@ def chunk_seconds(server: Server, vocabulary_size: int, decodes: HostTime) -> fl
     prompt = min(LONG, limits.max_request_tokens - NEW)
     requests = equal_requests(limits.max_batch, prompt, NEW, vocabulary_size)
     steps = server.serve(SarathiServe(Fixed(min(CHUNK, limits.max_tokens))), requests, asynchronous=False).steps
-    beyond = [
-        (after.started - before.ended - decodes.of(after.num_requests), after) for before, after in pairwise(steps)
-    ]
+    pauses = [(after.started - before.ended, after) for before, after in pairwise(steps)]
+    beyond = [(seconds - decodes.of(step.num_requests), step) for seconds, step in pauses]
     usual = median(seconds for seconds, step in beyond if not step.num_prefill_tokens)
     with_chunks = [(seconds - usual, step) for seconds, step in beyond if step.num_prefill_tokens]
     each = median(seconds / (step.num_requests - step.num_decode_tokens) for seconds, step in with_chunks)

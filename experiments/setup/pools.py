@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from cbatch import BatchShape, CbatchError, ConfigError, KVSize, Limits, ModelSpec, Policy, Server
+from cbatch import BatchShape, CbatchError, ConfigError, KVSize, Limits, Policy, Server
 from cbatch.drafts import NoDrafter
 from cbatch.errors import ProfileError
 from cbatch.facts import Facts
@@ -14,7 +14,7 @@ from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
 from cbatch.sim.drafter import DraftPasses, SurvivalsDrafter
 from experiments.check.scenario import predicts
-from experiments.settings.backend import Backend, Pool
+from experiments.settings.backend import Pool
 from experiments.settings.batch import LEAST_ITERATION
 from experiments.settings.hardware import CPU, UnmeasuredCost
 from experiments.settings.settings import Settings
@@ -157,10 +157,10 @@ def _set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str])
     if not (fits := here in (there, there.partition(",")[0])):
         noted["view.cost"] = f"{profile.name} (predictions are for {there}, this is {here})"
     policy = settings.policy()
-    limits = _limits(settings, facts, spec, backend.tile(profile), backend.pipeline_stages, noted)
+    limits = _limits(settings, facts, backend.tile(profile), noted)
     check_policy(policy, limits)
     include_drafts(cost, settings, limits)
-    kv = _kv_size(settings, backend, spec, profile, limits, noted)
+    kv = _kv_size(settings, profile, limits, noted)
     backend.check_fits(spec, limits, kv, settings.drafter)
     if backend.simulated and kv.num_host_blocks:
         cost.copy_seconds(0, 0, kv.block_size)  # raises ProfileError
@@ -168,12 +168,11 @@ def _set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str])
     return Setup(name, settings, cost, limits, kv, policy, fits)
 
 
-def _limits(
-    settings: Settings, facts: Facts, spec: ModelSpec, tile: int, num_stages: int, chosen: dict[str, str]
-) -> Limits:
+def _limits(settings: Settings, facts: Facts, tile: int, chosen: dict[str, str]) -> Limits:
     """Returns the limits of an iteration. With max_tokens=auto, a whole batch of the longest prompts fits, and any single request."""
-    announced = min(facts.longest.max_tokens, spec.max_positions)
-    longest = spec.max_positions if facts.is_open else announced
+    positions, num_stages = settings.model.max_positions, settings.backend.pipeline_stages
+    announced = min(facts.longest.max_tokens, positions)
+    longest = positions if facts.is_open else announced
     batch, max_tokens = settings.batch, settings.max_tokens
     if max_tokens is None:
         prompts = batch * facts.longest_prompt.num_prompt_tokens
@@ -201,15 +200,13 @@ def _limits(
     return Limits(batch, max_tokens, longest, tile, (), num_stages, running, drafter.max_drafts)
 
 
-def _kv_size(
-    settings: Settings, backend: Backend, spec: ModelSpec, profile: Profile, limits: Limits, chosen: dict[str, str]
-) -> KVSize:
-    block_size, kv_tokens = settings.block_size, settings.kv_tokens
+def _kv_size(settings: Settings, profile: Profile, limits: Limits, chosen: dict[str, str]) -> KVSize:
+    backend, block_size, kv_tokens = settings.backend, settings.block_size, settings.kv_tokens
     if block_size is None:
         block_size = backend.default_block_size(profile)
         chosen["block_size"] = str(block_size)
     if kv_tokens is None:
-        kv_tokens, why = backend.kv_tokens(spec, profile, limits, block_size, settings.drafter)
+        kv_tokens, why = backend.kv_tokens(settings.model, profile, limits, block_size, settings.drafter)
         chosen["kv_tokens"] = f"{kv_tokens} ({why})"
     elif kv_tokens % block_size:
         chosen["kv_tokens"] = f"{kv_tokens // block_size * block_size} (whole blocks of {block_size})"
