@@ -20,7 +20,7 @@ from cbatch.cluster import Cluster
 from cbatch.results.attainment import num_without, stated_objectives
 from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Served
-from cbatch.results.regret import regret
+from cbatch.results.regret import BoundsOf, regret
 from cbatch.results.replicas import COLUMNS, rows_of
 from cbatch.results.sessions import early_turns, last_begin, sessions_open
 from cbatch.results.summary import offered_rate, summarize
@@ -46,7 +46,7 @@ from experiments.store.run_folder import (
     write_results,
 )
 from experiments.store.sources import sources_of
-from experiments.trials.load import BoundsOf, bounds_of, resolve_load
+from experiments.trials.load import bounds_of, resolve_load
 
 if TYPE_CHECKING:
     import pandas as pd

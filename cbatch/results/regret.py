@@ -8,10 +8,10 @@ from cbatch.request_spec import NO_SLO
 from cbatch.results.attainment import judge
 from cbatch.results.metrics import Served
 
+BoundsOf = Callable[[Sequence[Request]], Bounds]  # returns the lower bounds of requests
 
-def regret(
-    requests: Sequence[Request], served: Served, bounds: Callable[[Sequence[Request]], Bounds]
-) -> dict[str, float]:
+
+def regret(requests: Sequence[Request], served: Served, bounds: BoundsOf) -> dict[str, float]:
     """Returns figures of the whole run; empty if no request was served. bounds: computes the bounds of the given requests.
 
     `latency`, `makespan`: ratios to the lower bounds B6 and B2, over served requests. `violations`: requests that missed their

@@ -59,13 +59,9 @@ class _Watched:
 
     def _kept(self) -> Mapping[CachedBlock, Any]:
         """Returns the keys of earlier calls that the cache still uses."""
-        leaves, pool = self.pool._leaves, self.pool
+        leaves, pool, unranked = self.pool._leaves, self.pool, self.pool._leaves._unranked
         ranked = ((key, block) for key, _, block, ranking in leaves._heap if ranking == leaves._ranking[block])
-        return {
-            pool._describe(block): key
-            for key, block in ranked
-            if block not in leaves._unranked and pool._is_leaf(block)
-        }
+        return {pool._describe(block): key for key, block in ranked if block not in unranked and pool._is_leaf(block)}
 
 
 def _serve(eviction: Eviction, workload: Workload) -> History:

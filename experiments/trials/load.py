@@ -1,21 +1,20 @@
 """Resolves a workload's load: a share of the highest rate that any policy can sustain, by the lower bounds of its requests."""
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cbatch import ConfigError, Limits, Request
 from cbatch.bounds import Bounds, Minorant, findable_tokens, minorants_of
+from cbatch.results.regret import BoundsOf
 from cbatch.sim import ProfileCost
 from experiments.settings.recipe import Recipe
 from experiments.settings.settings import Composed, Settings
 from experiments.setup.assemble import Run, assemble, with_workload
 from experiments.trials.replications import Replication, Together, num_recorded
 from experiments.workloads import TraceReplay, Workload
-
-BoundsOf = Callable[[Sequence[Request]], Bounds]  # returns the lower bounds of requests
 
 
 def bounds_of(run: Run) -> BoundsOf:
