@@ -13,6 +13,9 @@ class UnitCost:
     def predict(self, shape: BatchShape) -> float:
         return 1.0
 
+    def copy_seconds(self, num_out: int, num_back: int, block_size: int) -> float:
+        return 0.0
+
 
 class Wrapped:
     """Any policy, to which a test adds something. It does not say that it is steady."""
