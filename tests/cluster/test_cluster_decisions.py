@@ -32,7 +32,14 @@ def plans(folder: Path, *arguments: str) -> list[str]:
     [
         ("backend=sim", *OPEN, POOLS, "backend.router=least_loaded"),
         ("backend=sim", *CHATS, "backend.replicas=3", "backend.router=lmetric"),
-        ("backend=cpu", "workload=open_loop", "workload.num_requests=9", "backend.replicas=3", "batch=2"),
+        (
+            "backend=cpu",
+            "workload=open_loop",
+            "workload.num_requests=9",
+            "workload.lengths.pd_ratio=16",
+            "backend.replicas=3",
+            "batch=2",
+        ),
     ],
     ids=["pools", "chats", "real"],
 )
