@@ -112,7 +112,8 @@ def test_a_streamed_run_leaves_the_folder_of_a_run_without_tokens_and_timeline(
     """Steps of several replicas are in one order, although a replica is ahead of others when they are written."""
     monkeypatch.setattr("experiments.serve.AT_ONCE", 0 if "role" in pools else 40)
     streamed, whole = tmp_path / "streamed", tmp_path / "whole"
-    keys = ["decisions=on", "workload.arrivals.rate=40", *[f"backend.pools={pools}", "prefix_cache=true"] * bool(pools)]
+    load = ("decisions=on", "workload.arrivals.rate=40", "workload.lengths.pd_ratio=12")
+    keys = [*load, *[f"backend.pools={pools}", "prefix_cache=true"] * bool(pools)]
     ended = a_run(streamed, "stream=on", *keys), a_run(whole, "stream=off", *keys)
     assert [each.complaint for each in ended] == ["", ""]
     for name in ("requests.csv", "steps.csv", *["replicas.csv"] * bool(pools)):

@@ -64,7 +64,7 @@ def test_utilisation_is_recomputed_from_the_table_of_iterations(tmp_path: Path, 
     for table in (steps, steps.drop(columns=["num_scores", "num_kv_reads"])):  # of this version, of an earlier one
         table.to_csv(tmp_path / "run" / "steps.csv", index=False, lineterminator="\r\n")
         assert read_steps(tmp_path / "run").columns.tolist() == table.columns.tolist()
-    drawn = command("plot", "composition", "run", cwd=tmp_path)
+    drawn = command("plot", "composition", "run", "format=png", cwd=tmp_path)
     assert (drawn.returncode, drawn.stderr) == (0, "")
 
 
