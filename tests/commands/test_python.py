@@ -25,8 +25,11 @@ from policies.chunking import Fixed, TileAligned
 from policies.evictions import LFU, SoftTTL
 from policies.sarathi_serve import SarathiServe
 
-LOADED = {"rate": 60, "requests": 40, "batch": 8}
+SHORT = "workload.lengths.pd_ratio"
+LOADED = {"rate": 60, "requests": 40, "batch": 8, SHORT: 12}
 WORDS = ["workload=open_loop", "workload.arrivals.rate=60", "workload.num_requests=40", "batch=8", "backend=sim"]
+WORDS += [f"{SHORT}=12"]
+CACHED = {"requests": 40, "batch": 8, "prefix_cache": True, "kv_tokens": 6000, "replicas": 2, SHORT: 20}
 
 
 class Cycle:
@@ -109,7 +112,7 @@ def test_nothing_is_written_and_an_object_is_a_workload_as_its_name_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    named = simulate("orca", "open_loop", **LOADED, seed=2)
+    named = simulate("orca", "open_loop", rate=60, requests=40, batch=8, seed=2)
     made = simulate("orca", OpenLoop(arrivals=GammaArrivals(rate=60), num_requests=40), batch=8, seed=2)
     pd.testing.assert_frame_equal(named.requests, made.requests)
     assert list(tmp_path.iterdir()) == []
@@ -117,9 +120,8 @@ def test_nothing_is_written_and_an_object_is_a_workload_as_its_name_is(
 
 @pytest.mark.long
 def test_an_eviction_and_a_router_are_objects_as_their_names_are() -> None:
-    cached = {"requests": 40, "batch": 8, "prefix_cache": True, "kv_tokens": 6000, "replicas": 2}
-    named = simulate("orca", "chat", eviction="soft_ttl", ttl=5.0, router="least_loaded", **cached)
-    made = simulate("orca", "chat", eviction=SoftTTL(5.0), router=LeastLoaded(), **cached)
+    named = simulate("orca", "chat", eviction="soft_ttl", ttl=5.0, router="least_loaded", **CACHED)
+    made = simulate("orca", "chat", eviction=SoftTTL(5.0), router=LeastLoaded(), **CACHED)
     pd.testing.assert_frame_equal(named.requests, made.requests)
     assert named.about["identity"] == made.about["identity"]
     assert made.summary["prefix_cache"]["evicted_blocks"] > 0
@@ -136,8 +138,7 @@ class Counting(Eviction):
 
 @pytest.mark.long
 def test_evicted_blocks_are_those_of_all_replicas() -> None:
-    cached = {"requests": 40, "batch": 8, "prefix_cache": True, "kv_tokens": 6000, "replicas": 2}
-    found = simulate("orca", "chat", eviction=Counting(), **cached).summary["prefix_cache"]["evicted_blocks"]
+    found = simulate("orca", "chat", eviction=Counting(), **CACHED).summary["prefix_cache"]["evicted_blocks"]
     assert found == Counting.evictions.total() and len(Counting.evictions) == 2
 
 
