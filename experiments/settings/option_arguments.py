@@ -108,7 +108,11 @@ def _store(group: str, option: str) -> Iterator[str]:
     by_path = _is_import_path(group, name)
     base, defaults = ({"_target_": name}, ["_self_"]) if by_path else ({}, [name, "_self_"])
     for arguments in product(*map(partial(_values, f"{group}={option}"), _join(group, option, _split(text or "")))):
-        parts = {f"/{key}@{key}": value for key, value in arguments if key in GROUPS and isinstance(value, str)}
+        names = {key: value for key, value in arguments if key in GROUPS and isinstance(value, str)}
+        runs_own = [key for key, value in names.items() if "${" in value]  # a section; as a default it would be a copy
+        if other := next((key for key, _ in arguments if "." in key and key.partition(".")[0] in runs_own), None):
+            raise ConfigError(f"{group}={option}: ${{...}} is the run's own; give {other}= outside the parentheses")
+        parts = {f"/{key}@{key}": value for key, value in names.items() if key not in runs_own}
         node = OmegaConf.create({**base, "defaults": [*defaults, *({key: parts[key]} for key in parts)]})
         if any(f"/{key.partition('.')[0]}@{key.partition('.')[0]}" in parts for key, _ in arguments if "." in key):
             node.defaults.remove("_self_")  # composed last: arguments of a part replace those of its preset

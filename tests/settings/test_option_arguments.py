@@ -8,6 +8,7 @@ import yaml
 from commands import QUICK, command
 from omegaconf import OmegaConf
 
+from cbatch import ConfigError
 from experiments.settings.compose import compose, compose_sweep
 from experiments.settings.option_arguments import with_arguments
 
@@ -91,6 +92,16 @@ def test_options_with_arguments_become_names(given: str, names: list[str] | None
 )
 def test_arguments_are_keys_of_the_section(given: str, key: str, expected: object) -> None:
     assert OmegaConf.select(OmegaConf.create(compose(given, "chunk=128").keys), key) == expected
+
+
+@pytest.mark.parametrize("policy", ["mine.Own", "srpt"])
+def test_an_argument_may_be_a_section_of_the_run(policy: str) -> None:
+    """With the keys that the command line gives of it, which a copy would not have."""
+    composed = compose(f"policy={policy}(predictor=${{predictor}})", "predictor=noisy", "predictor.share=0.9")
+    assert composed.keys["policy"]["predictor"] == {**composed.keys["predictor"], "share": 0.9}
+    assert "predictor" not in composed.unused
+    with pytest.raises(ConfigError, match=r"\$\{...\} is the run's own; give predictor.share= outside"):
+        compose(f"policy={policy}(predictor=${{predictor}},predictor.share=0.2)", "predictor=noisy")
 
 
 def test_classes_of_routers_take_arguments_as_policies_do() -> None:
