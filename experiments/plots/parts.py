@@ -122,6 +122,14 @@ def name_places(panel: Axes, names: Sequence[str]) -> None:
     panel.xaxis.grid(visible=False)
 
 
+def letters_across(figure: Figure, text: str, points: float) -> int:
+    """Returns how many letters, as wide as those of a text are on average, a line across the figure holds beside its margins."""
+    probe = figure.text(0, 0, text, fontsize=points)
+    letters = max(len(text), 1) * figure.bbox.width / max(probe.get_window_extent().width, 1)
+    probe.remove()
+    return int(0.96 * letters)
+
+
 def show_whole_markers(panel: Axes) -> None:
     """Draws markers at the ends of the axes whole, of lines that lie within the axes."""
     ends = np.sort([panel.get_xlim(), panel.get_ylim()])

@@ -27,7 +27,7 @@ from pydantic import BeforeValidator, Field
 
 from cbatch import ConfigError
 from cbatch.validation import Give
-from experiments.plots.parts import LEAST_POINTS, LOG, FittedLayout, label_log, show_whole_markers, wrap
+from experiments.plots.parts import LEAST_POINTS, LOG, FittedLayout, label_log, letters_across, show_whole_markers, wrap
 from experiments.report.conditions import is_stated_overload
 from experiments.report.headings import OFFERED
 from experiments.report.labels import label_runs
@@ -51,7 +51,7 @@ _SHARED = {
 }
 """Settings in a heading if all runs share them, and the text around their values."""
 _USUAL = {"workload.speed": 1, "workload.rate_scale": 1, "drafter": "none"}  # not in the heading
-_HEADING_WIDTH, _LEGEND_WIDTH, _LABEL_WIDTH, _NOTE_WIDTH = 105, 125, 140, 145  # characters in a line as wide as a page
+_LEGEND_WIDTH, _LABEL_WIDTH, _NOTE_WIDTH = 125, 140, 145  # characters in a line as wide as a page
 
 PREFILL, DECODE, PADDING, HOST, IDLE = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2"
 """Fill colours, which also differ in lightness."""
@@ -242,9 +242,9 @@ def add_heading(
     if size:
         figure.set_size_inches(size)
     pages = figure.get_figwidth() / PAGE
-    width = int(_HEADING_WIDTH * pages)
-    parts = [part.replace(" ", "\xa0") if len(part) < width // 2 else part for part in heading.split(", ")]
-    heading = wrap(", ".join(parts), width).replace("\xa0", " ")  # breaks after commas
+    width, parts = letters_across(figure, heading, 9), re.split(r"(?<=,) | (?=\()", heading)
+    parts = [part.replace(" ", "\xa0") if len(part) < width // 2 else part for part in parts]
+    heading = wrap(" ".join(parts), width).replace("\xa0", " ")  # breaks after commas and before parentheses
     footer = wrap("; ".join(notes), int(_NOTE_WIDTH * pages))
     if not size:
         figure.set_figheight(figure.get_figheight() + 0.1 * max(footer.count("\n") - 1, 0))

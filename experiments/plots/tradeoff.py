@@ -1,6 +1,7 @@
 """Draws one figure of runs against another, with the 95% intervals of both means, cut at 0 and 100%."""
 
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.path import Path as Outline
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import StrMethodFormatter
 from matplotlib.transforms import Bbox
@@ -96,10 +98,11 @@ def _label_ends(panel: Axes, across: Mapping[Any, pd.DataFrame], up: Mapping[Any
     """
     means = {label: np.c_[points["mean"], up[label]["mean"]] for label, points in across.items()}
     taken = [Bbox([place, place]).padded(4) for place in panel.transData.transform(np.concatenate([*means.values()]))]
+    paths = [Outline(panel.transData.transform(points)) for points in means.values()]
     head = f"{name}="
     for index, (label, points) in enumerate(across.items()):
         for end in (0, -1) if len(points) > 1 else ():
-            for right, above in _ASIDE:
+            for lines, (right, above) in product((paths, []), _ASIDE):  # across no line where there is such a place
                 note = panel.annotate(
                     f"{head}{points['x'].iloc[end]:g}",
                     means[label][end],
@@ -112,7 +115,9 @@ def _label_ends(panel: Axes, across: Mapping[Any, pd.DataFrame], up: Mapping[Any
                     path_effects=[withStroke(linewidth=1.5, foreground="white")],  # across lines
                 )
                 box = note.get_window_extent()
-                if not box.count_overlaps(taken) and all(panel.bbox.contains(*corner) for corner in box.get_points()):
+                crosses = any(line.intersects_bbox(box, filled=False) for line in lines)
+                inside = all(panel.bbox.contains(*corner) for corner in box.get_points())
+                if inside and not crosses and not box.count_overlaps(taken):
                     taken.append(box)
                     head = ""
                     break

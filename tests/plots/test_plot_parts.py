@@ -90,9 +90,19 @@ def test_the_labels_of_an_axis_are_its_numbers_without_an_offset() -> None:
     assert {"0.99998", "1.00000", "1.00002"} <= {label.get_text() for label in panel.get_yticklabels()}
 
 
+@pytest.mark.parametrize("size", [None, (3.5, 2.5)])
+@pytest.mark.parametrize("letter", ["m", "i"])
+def test_a_heading_has_margins_whatever_its_letters(letter: str, size: tuple[float, float] | None) -> None:
+    figure, [[panel]] = new_figure(1, 1, 2.7)
+    for handles in ((), panel.plot([1], label="a")):
+        add_heading(figure, ", ".join([letter * 5] * 14), (), handles, size)
+        text = figure.legends[0].get_title() if handles else figure.texts[0]
+        assert 0.5 < text.get_window_extent().width / figure.bbox.width < 0.98
+
+
 def test_no_last_word_stands_alone() -> None:
     assert wrap("the first token after 5 seconds", 28) == "the first token\nafter 5 seconds"
     figure, _ = new_figure(1, 1, 2.0)
-    add_heading(figure, f"{'x' * 90}, 1 large and 4 small replicas, router round_robin", (), (), None)
-    assert figure.get_suptitle() == f"{'x' * 90},\n1 large and 4 small replicas, router round_robin"
+    add_heading(figure, f"{'x' * 80}, 1 large and 4 small replicas, router round_robin", (), (), None)
+    assert figure.get_suptitle() == f"{'x' * 80},\n1 large and 4 small replicas, router round_robin"
     assert wrap("", 9) == "" and wrap("llama-3.1-8b", 9).replace("\n", "") == "llama-3.1-8b"

@@ -1,10 +1,11 @@
 """The plots of replicas that come and go: counts by hand, and means with intervals in both directions."""
 
 import re
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hand_made import write_run
 from matplotlib.container import ErrorbarContainer
@@ -161,3 +162,18 @@ def test_a_wide_latency_has_a_logarithmic_axis(tmp_path: Path) -> None:
     places = [place for line in drawn.values() for place in panel.transData.transform(line.get_xydata())]  # type: ignore[union-attr]
     assert not any(box.contains(*place) for box, place in product(boxes, places))
     assert save(panel.figure, tmp_path, "wide.png"), "intervals down to 0 leave room for the panel"  # type: ignore[arg-type]
+
+
+def test_a_number_beside_a_line_does_not_cover_it(tmp_path: Path) -> None:
+    """The place below and right of the first marker, the preferred one, lies on a line that falls."""
+    for chunk, seconds in ((128, 4.0), (256, 2.0), (512, 1.9)):
+        keys = {"policy": {"_target_": "sarathi", "chunking": {"chunk": chunk}}}
+        figures = {"ttft_seconds": {"p99": seconds}, "tbt_seconds": {"p99": 0.02 - seconds / 1e3}}
+        write_run(tmp_path / str(chunk), {"policy": f"sarathi(chunk={chunk})", "chunk": chunk}, keys, figures=figures)
+    (panel,) = tradeoff.draw(tmp_path, x="tbt_seconds.p99", y="ttft_seconds.p99").axes
+    (line,) = (part.lines[0] for part in panel.containers if isinstance(part, ErrorbarContainer))
+    points = panel.transData.transform(line.get_xydata())  # type: ignore[union-attr]
+    shares = np.linspace(0, 1, 500)[:, None]
+    drawn = np.concatenate([first + shares * (last - first) for first, last in pairwise(points)])
+    assert [text.get_text() for text in panel.texts] == ["chunk=128", "512"]
+    assert not any(text.get_window_extent().count_contains(drawn) for text in panel.texts)
