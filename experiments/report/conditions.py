@@ -68,7 +68,8 @@ def beyond_text(abouts: Iterable[About]) -> str:
     if waiting:
         most = f"{max(waiting):,.0f} requests waiting on average until the last arrival"
         texts.append(f"overload{several(len(waiting))}, {'at most ' * (len(known) > 1)}{most}")
-    return f"outside the conditions of that error: {'; '.join(texts)}" if texts else ""
+    which = "that error" if len({about["execution"]["profile"] for about in known}) < 2 else "their profiles' errors"
+    return f"outside the conditions of {which}: {'; '.join(texts)}" if texts else ""
 
 
 def in_graphs(abouts: Iterable[About]) -> bool:

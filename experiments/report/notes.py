@@ -185,9 +185,11 @@ def made_text(abouts: Iterable[About], digits: int = 12) -> str:
 def footer_of(abouts: Sequence[About], below: Sequence[str]) -> list[str]:
     """Returns the notes below a figure, shorter than `notes_of` and most important first. below: notes on the figure itself."""
     simulated = [about["execution"] if about["simulated"] else None for about in abouts]
-    names = {_profile_text(of) if of else origin_of(about) for of, about in zip(simulated, abouts, strict=True)}
+    names = sorted({_profile_text(of) if of else origin_of(about) for of, about in zip(simulated, abouts, strict=True)})
     errors = _counted(["; ".join(_limits_of_profile(of)) if of else "" for of in simulated])
-    texts = [*sorted(names), made_text(abouts, digits=8), *errors, *below, *(note.fact for note in limits_of(abouts))]
+    if len({of["profile"] for of in simulated if of}) > 1:
+        names, errors = _counted([*map(origin_of, abouts)]), []  # each profile with its error
+    texts = [*names, made_text(abouts, digits=8), *errors, *below, *(note.fact for note in limits_of(abouts))]
     return [text for text in texts if text]
 
 

@@ -35,6 +35,12 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
         "error: 5%, in 2 of 3 runs",
         "error: 5%; derived: 1 of its parts; fallback: 2 of its parts, in 1 of 3 runs",
     ]
+    other = {"profile": "h100", "error": "error: 9%"}
+    assert footer_of([simulated(), simulated(**other), simulated(**other)], ["a note"]) == [
+        "SIMULATED with profile h100 (error: 9%), in 2 of 3 runs",
+        "SIMULATED with profile h200 (error: 5%), in 1 of 3 runs",
+        "a note",
+    ]
     fitted = origin_of(simulated(times_of="llama-3.1-8b"))
     assert fitted == "SIMULATED with profile h200 (error: 5%; times of llama-3.1-8b, fitted to the model's shape)"
     lines = run_text(make_summary(make_record(), {**simulated(3), "iterations": 5})).splitlines()[1:3]
