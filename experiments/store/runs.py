@@ -47,8 +47,8 @@ def read_runs(folder: str | Path) -> pd.DataFrame:
 
     Columns:
         label: the policy, and other settings that vary, except seeds; repeated runs share a label, as in plots.
-        All settings that the run depends on, by key (`policy`, `workload.pd_ratio`), the fields of `about` (`model`,
-        `simulated`, `hardware`, ...), and all figures by group and name (`ttft_seconds.p99`). NaN if a run has no such value.
+        All settings that the run depends on, by key (`policy`, `workload.pd_ratio`), the fields of `about` (`simulated`, ...;
+        its `hardware` as `device`), and all figures by group and name (`ttft_seconds.p99`). NaN if a run has no such value.
         backend.pools: if any pool has a role, the replicas of each role, as in `1 prefill + 3 decode`.
         folder: the run's folder, as text. summary: the dictionary of summary.json.
     Raises ConfigError if there is no such folder, it has no complete run, or a file of a run was changed.
@@ -80,7 +80,8 @@ def frame_of(results: Iterable[tuple[Path, Summary]]) -> pd.DataFrame:
 def _row(folder: Path, summary: Summary) -> dict[str, Any]:
     about = summary["about"]
     code = {**about.get("code", {}), "own": code_text(about)}
-    facts = flat({key: value for key, value in {**about, "code": code}.items() if key != "identity"})
+    named = {"device" if key == "hardware" else key: value for key, value in {**about, "code": code}.items()}
+    facts = flat({key: value for key, value in named.items() if key != "identity"})
     figures = flat({key: part for key, part in summary.items() if key != "about"})
     return {**about["identity"], **dict(facts), **dict(figures), "folder": str(folder), "summary": summary}
 

@@ -353,6 +353,15 @@ def test_a_row_of_the_frame_has_every_setting_and_figure(folder: Path) -> None:
     assert row["folder"] == str(folder)
 
 
+def test_the_frame_has_the_hardware_as_it_was_given_and_its_name(tmp_path: Path) -> None:
+    for name in ("h100", "h200"):
+        keys = {"requests": 2, "hardware": name, "output": tmp_path / name, "tables": False}
+        assert simulate("orca", **keys).summary["about"]["hardware"] != name
+    runs = read_runs(tmp_path)
+    assert [*runs["hardware"]] == ["h100", "h200"]
+    assert [*runs["device"]] == ["NVIDIA H100 80GB HBM3", "NVIDIA H200, 141 GB"]
+
+
 def test_numbers_have_three_digits_or_all_before_the_point() -> None:
     texts = {None: "-", math.nan: "-", 30960.4: "30,960", 1000: "1,000", 999.6: "1,000", 999.5: "1,000", 999.4: "999"}
     texts |= {4.756: "4.76", 0.03841: "0.0384", -1234.5: "-1,234"}
