@@ -98,7 +98,7 @@ def call(where: str | Callable[[], str], method: Callable[..., Any], *arguments:
         if isinstance(error, KeyboardInterrupt):
             error.args = error.args or (f"{place}, {called}{line}",)  # of the innermost call
             raise
-        problem = f"{called} raised {type(error).__name__}: {error}{line}"
+        problem = f"{called} raised {type(error).__name__}: {' '.join(str(error).split())}{line}"
         if str(error).startswith("'Request' object"):
             problem += "; a request takes no attributes of a policy: keep them in a dict by request.id"
         raise PolicyError(f"{place}: {problem}") from error

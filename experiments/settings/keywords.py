@@ -21,7 +21,8 @@ from experiments.settings.recipe import Recipe
 from experiments.settings.settings import GROUPS, Composed, Settings, read_settings
 from experiments.workloads import Workload
 
-_SECTIONS = ("workload", "policy", "backend", "eviction", "runtime", "model")
+_OF_POLICY = ("drafting", "predictor", "chunking")
+_SECTIONS = ("workload", "policy", "backend", "eviction", "runtime", "model", "autoscale", "drafter", *_OF_POLICY)
 """Groups whose keys are keywords by their last part: `rate` is `workload.arrivals.rate`. If two groups share a key, the first counts."""
 
 _OBJECTS = {"policy": "plan", "workload": "requests", "eviction": "keys", "router": "choose", "autoscale": "wanted"}
@@ -144,7 +145,8 @@ def _known_keywords(groups: tuple[str, ...], objects: tuple[str, ...], config: s
     """Returns the command line's keys by keyword. groups: the chosen options."""
     keys = default_keys(config, with_arguments(groups))
     known: dict[str, str] = {}
-    for section in reversed([name for name in _SECTIONS if name not in objects]):
+    without = (*objects, *_OF_POLICY * ("policy" in objects))
+    for section in reversed([name for name in _SECTIONS if name in keys and name not in without]):
         inside = [f"{section}.{key}" for key in keys_within(keys[section])]
         ends = Counter(key.rpartition(".")[2] for key in inside)
         known |= {key.rpartition(".")[2]: key for key in inside if ends[key.rpartition(".")[2]] == 1}

@@ -17,6 +17,7 @@ from cbatch import CachedBlock, CbatchError, Eviction, Plan, Request, View
 from cbatch.cluster import LeastLoaded
 from experiments.api import capacity, compare, plot, serve, simulate
 from experiments.compare import pairs_of, table_of
+from experiments.settings.keywords import settings_of
 from experiments.setup.earlier_runs import EarlierRuns
 from experiments.store.replications import read_replications
 from experiments.store.tables import read_requests, read_steps
@@ -49,6 +50,11 @@ def test_what_earlier_runs_have_left_is_freed_once_memory_has_grown(monkeypatch:
         left = weakref.ref(Cycle(int(size * sys.getallocatedblocks())))
         earlier.collect()
         assert (left() is not None) == is_left
+
+
+class Failing:
+    def plan(self, view: View) -> Plan:
+        raise ValueError("two\nlines")
 
 
 class Tiring:
@@ -183,6 +189,12 @@ def test_real_tokens_are_in_the_record() -> None:
         ("orca", {"router": Tiring()}, ["router=<", "choose()"]),
         ("orca", {"eviction": Reading(), "prefix_cache": True, "requests": 3}, ["eviction Reading cannot be copied"]),
         ("orca", {"seds": 3}, ["did you mean seeds? known: arrivals, ", " autoscale,", " drafting,", " output,"]),
+        (
+            Tiring(),
+            {"predictor.share": 3},
+            ["predictor.share: no such keyword", "of the policy are given to the object"],
+        ),
+        (Failing(), {}, ["policy Failing, iteration 0: plan() raised ValueError: two lines (test_python.py:"]),
         (Tiring(), {"bacth": 3}, ["bacth: no such keyword", "did you mean batch?"]),
         (
             Tiring(),
@@ -195,6 +207,22 @@ def test_a_mistake_is_a_line(policy: Any, keys: dict[str, Any], named: list[str]
     with pytest.raises(CbatchError) as error:
         simulate(policy, **{"workload": "open_loop", **keys})
     assert "\n" not in str(error.value) and all(part in str(error.value) for part in named), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "part"),
+    [
+        ({"drafter": "survivals", "alpha": 0.7}, "drafter"),
+        ({"drafter": "survivals", "drafter.alpha": 0.7}, "drafter"),
+        ({"drafter": "glm_mtp", "drafting": "fixed", "drafting.k": 7}, "policy"),
+        ({"predictor": "noisy", "share": 0.7}, "policy"),
+        ({"chunking": "pd_aware", "chunking.pd_ratio": 0.7}, "policy"),
+        ({"autoscale": "arrivals", "replicas": 2, "capacity": 0.7}, "autoscale"),
+    ],
+)
+def test_every_group_has_keywords(keys: dict[str, Any], part: str) -> None:
+    settings = settings_of("srpt" if "predictor" in keys else "sarathi_serve", "open_loop", {"backend": "sim", **keys})
+    assert [*keys.values()][-1] in [value for key, value in settings.identity.items() if key.startswith(part)]
 
 
 def test_one_seed_is_refused_before_a_run() -> None:
