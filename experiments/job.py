@@ -178,12 +178,13 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, progress: SweepProg
         if message is None:  # a fault: print its traceback, which other processes cannot return
             traceback.print_exc()
             message = f"{type(error).__name__}: {error}"
-        path, line = sweep / ERRORS, f": {message}\n"
-        if not path.is_file() or line not in path.read_text(encoding="utf-8"):  # the first run with this error
-            sys.stderr.write(f"error: {label}{line}")
+        path, line = sweep / ERRORS, f"{name}: {message}"
+        known = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        if line not in (other.replace(other.partition(": ")[0], name) for other in known):  # but for the run's folder
+            sys.stderr.write(f"error: {label}: {message}\n")
         try:
             with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{name}{line}")
+                file.write(f"{line}\n")
         except OSError as problem:  # the sweep must not succeed with a failed run
             text = f"{path}: {problem.strerror or problem}; free some space, and run the same command with its sweep="
             raise SweepEnded(text) from problem

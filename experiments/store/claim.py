@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from errno import ENOSPC
+from errno import ENOENT, ENOSPC
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -98,7 +98,8 @@ def check_writable(folder: Path, remedy: str = "") -> None:
 
 def not_writable(folder: Path, error: OSError, remedy: str = "") -> ConfigError:
     room = "make room, or " * (error.errno == ENOSPC)
-    return ConfigError(f"{folder} cannot be written ({error.strerror}); {room}{remedy or other_folder(folder)}")
+    problem = "made" if error.errno == ENOENT else f"written ({error.strerror})"  # /proc takes no new folders
+    return ConfigError(f"{folder} cannot be {problem}; {room}{remedy or other_folder(folder)}")
 
 
 def check_free(folder: Path) -> None:

@@ -190,7 +190,9 @@ def _check_ours(folder: Path, identity: Mapping[str, Any], replace: bool) -> Non
         raise ConfigError(f"{folder} is a file; {claim.other_folder(folder)}")
     names = {path.name for path in folder.iterdir()} - {*FILES, PLOTS, claim.LOCK}
     if not all(name.startswith(_PARTIAL) for name in names):
-        raise ConfigError(f"{folder} contains files that do not belong to a run; {claim.other_folder(folder)}")
+        is_run = read_summary(folder) is not None
+        inside = "other runs" if not is_run and run_folders(folder) else "files that do not belong to a run"
+        raise ConfigError(f"{folder} contains {inside}; {claim.other_folder(folder)}")
     if not replace and (summary := read_summary(folder)) is not None:
         check_whole(folder, summary)
         what = "this run already" if read_finished(folder, identity) else "a complete run with other settings"

@@ -28,6 +28,7 @@ from commands import (
     wait_for,
     write_azure_trace,
 )
+from hand_made import write_run
 
 from cbatch import ConfigError
 from experiments.progress import bar, progress
@@ -35,7 +36,7 @@ from experiments.settings.compose import compose_run
 from experiments.setup.assemble import assemble
 from experiments.setup.presets import FOLDER, load_spec
 from experiments.store.csv_tables import has_rows, write_csv
-from experiments.store.run_folder import open_run_folder
+from experiments.store.run_folder import check_usable, open_run_folder
 
 
 def test_every_model_preset_has_its_name() -> None:
@@ -288,6 +289,9 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     ):
         pass
     assert (tmp_path / "config.yaml").read_text() == "mine: 1"
+    write_run(tmp_path / "series" / "seed=0")
+    with pytest.raises(ConfigError, match="series contains other runs; choose another folder with output="):
+        check_usable(tmp_path / "series", {}, replace=True)
 
 
 def test_a_table_with_line_breaks_in_its_texts_is_whole(tmp_path: Path) -> None:

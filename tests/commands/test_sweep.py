@@ -47,6 +47,10 @@ def test_an_error_of_many_runs_is_printed_once_and_one_of_all_before_the_first(t
     error, last = command(*sweep, "max_tokens=4", cwd=tmp_path).stderr.splitlines()
     assert error.startswith("error: orca, seed=0: max_tokens=4 is below batch") and last.startswith("error: 4 runs")
     assert len((tmp_path / "multirun" / "bad" / "errors.log").read_text().splitlines()) == 4
+    (tmp_path / "mine.py").write_text("class Raises:\n    def plan(self, view):\n        raise ValueError('no')\n")
+    failing = command("run", "-m", "sweep=own", "policy=mine.Raises", "batch=4,8", "seeds=2", *QUICK, cwd=tmp_path)
+    error, last = failing.stderr.splitlines()  # it names the folder of the first run
+    assert re.search(r"error: batch=4, seed=0: .* raised ValueError: no .*batch=4.*seed=0.*unfinished.json$", error)
     [error] = command(*sweep, "hardware=h100,h20", cwd=tmp_path).stderr.splitlines()
     assert error.startswith("error: hardware=h20: no such profile") and not (tmp_path / "multirun" / "bad").exists()
 
