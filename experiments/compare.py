@@ -47,6 +47,7 @@ from experiments.report.headings import check_measured, flat, no_such_figure
 from experiments.report.intervals import Compared, compare, few_text, holm, holm_text
 from experiments.report.labels import is_baseline
 from experiments.report.notes import notes_of, tail_text
+from experiments.report.replications import unlike
 from experiments.report.text import disagree, intervals_text, values_text
 from experiments.run import run_sweep
 from experiments.settings.command_line import run
@@ -114,7 +115,7 @@ class Pair(NamedTuple):
     """A label and the baseline that it is compared with.
 
     same: both served the same requests. simulated: either is. in_graphs: both were, see `conditions.in_graphs`.
-    results: by key, in the units of summary.json.
+    results: by key, in the units of summary.json. unlike: see `unlike`.
     """
 
     label: str
@@ -123,6 +124,7 @@ class Pair(NamedTuple):
     simulated: bool
     in_graphs: bool
     results: Mapping[str, Compared]
+    unlike: str
 
     @property
     def number(self) -> int:
@@ -152,15 +154,13 @@ def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", 
     others = [label for label in rows["label"].unique() if label not in compared]
     results = [result for pair in pairs for result in pair.results.values()]
     alone = [f"not compared: nothing else has the settings of {label}" for label in others]
-    if rows["policy"].str.partition("(")[0].nunique() > 1 and any(str(column).startswith("but ") for column in rows):
+    policies, settings = rows["policy"].str.partition("(")[0], rows.filter(regex="^but ")
+    if policies.nunique() > 1 and settings.size and not any(pair.unlike for pair in pairs):
         alone.append("policies are compared at equal settings: runs=policy=NAME compares the settings of one policy")
-    unknown = any(
-        pair.simulated and of.significant and not pair.error(key) for pair in pairs for key, of in pair.results.items()
-    )
-    alone += [holm_text(results), few_text(result.number for result in results), _UNKNOWN * unknown]
+    errors = [pair.error(key) for pair in pairs if pair.simulated for key, of in pair.results.items() if of.significant]
+    alone += [holm_text(results), few_text(result.number for result in results), _UNKNOWN * (0 in errors)]
     below = notes_of(summary["about"] for summary in rows.drop_duplicates("folder")["summary"]) if notes else []
-    tails = any("p99" in key for pair in pairs for key in pair.results)
-    if notes and tails and "run.counted_requests" in rows:
+    if notes and "run.counted_requests" in rows and any("p99" in key for pair in pairs for key in pair.results):
         below.insert(0, tail_text(rows.groupby("label")["run.counted_requests"].agg(list)))
     blocks = [*_blocks(pairs), *("\n".join(filter(None, lines)) for lines in (alone, below))]
     return "\n\n".join(filter(None, blocks))
@@ -238,15 +238,16 @@ def _pair(first: pd.DataFrame, second: pd.DataFrame, keys: Sequence[str]) -> Pai
     simulated = any(about["simulated"] for about in abouts)
     same, results = bool(first["served"].iloc[0] == second["served"].iloc[0]), {}
     equal = first["figures"].nunique() == second["figures"].nunique() == 1
-    for key in keys:
-        columns = (rows.set_index("replication")[key].astype(float) for rows in (first, second))
-        before, after = (values.dropna().to_dict() for values in columns)
-        if before and after:
-            result = compare(before, after, same)
-            results[key] = result.alone() if equal else result
+    with unlike(first, second) as text:
+        for key in keys:
+            columns = (rows.set_index("replication")[key].astype(float) for rows in (first, second))
+            before, after = (values.dropna().to_dict() for values in columns)
+            if before and after:
+                result = compare(before, after, same)
+                results[key] = result.alone() if equal else result
     if not results:
         raise ConfigError(f"compare: {label} over {over}: no figure in common; give runs of one kind")
-    return Pair(label, over, same, simulated, in_graphs(abouts), results)
+    return Pair(label, over, same, simulated, in_graphs(abouts), results, text)
 
 
 def _blocks(pairs: Sequence[Pair]) -> list[str]:
@@ -289,8 +290,8 @@ def _text(pairs: Sequence[Pair], several: bool) -> str:
                 rows.append([heading.text, *names, heading.better, *texts])
     heads = ["figure", *["run"] * bool(others), "better", "ratio", "difference", "remark"][: len(rows[0])]
     disagreement = any(disagree(result) for pair in pairs for result in pair.results.values())
-    small = _BELOW * any("; below " in row[-1] for row in rows)
-    below = [small, _WHICH_DECIDES if disagreement else ONE_REPLICATION * (first.number < 2)]
+    below = [*dict.fromkeys(pair.unlike for pair in pairs), _BELOW * any("; below " in row[-1] for row in rows)]
+    below.append(_WHICH_DECIDES if disagreement else ONE_REPLICATION * (first.number < 2))
     return "\n".join(filter(None, [title, tabulate(rows, heads, disable_numparse=True), *below]))
 
 

@@ -1,18 +1,22 @@
 """Which runs of a frame are replications of each other, and which differ in one setting alone."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pandas as pd
 
+from cbatch import ConfigError
 from experiments.keys import key_of
 from experiments.report.labels import OBJECTS, OF_POLICY, is_seed, label_runs, settings_of
+
+_FEW = 3  # settings that a note on unlike runs names
 
 
 def with_replications(rows: pd.DataFrame) -> pd.DataFrame:
     """Returns runs with labels that differ between sources, and columns that pair runs: `served`, `others`, `but SETTING`, `seed`, `replication`.
 
     Equal `replication` and `served`, the workload without its seed, mean that the same requests were served. `others` are the
-    settings except seeds and settings of the policy. For each setting that varies beside policy and workload, `but SETTING` are all others,
+    settings except seeds and settings of the policy, as (key, value). For each setting that varies beside policy and workload, `but SETTING` are all others,
     or, where policies differ, the rest of `others`; objects come before numbers. rows: runs with `source`, the folder that they were read from.
     """
     labels, sources = label_runs(rows), rows["source"]
@@ -27,12 +31,30 @@ def with_replications(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.assign(
         label=labels.where(several == "", labels + " in " + sources),
         served=settings[workload].assign(requests=requests).apply(tuple, axis=1),
-        others=settings[others].apply(tuple, axis=1),
+        others=settings[others].apply(lambda row: tuple(row.items()), axis=1),
         **{name: columns.assign(source=several).apply(tuple, axis=1) for name, columns in but.items()},
         seed=settings.get("workload.seed", ""),
     )
     again = rows.groupby(["label", "seed"]).cumcount()  # repeated measurements, or replications of a search
     return rows.assign(replication=rows["seed"] + " " + again.astype(str))
+
+
+@contextmanager
+def unlike(first: pd.DataFrame, second: pd.DataFrame) -> Iterator[str]:
+    """Yields a few of the settings beside the policy's in which the second of two labels differs; empty if none, or for one policy, whose labels say it.
+
+    A ConfigError inside gets this text as a note.
+    """
+    one = first["policy"].iloc[0].partition("(")[0] == second["policy"].iloc[0].partition("(")[0]
+    pairs = zip(second["others"].iloc[0], first["others"].iloc[0], strict=True)
+    texts = [f"{key}={value or 'null'} over {other or 'null'}" for (key, value), (_, other) in pairs if value != other]
+    more = f", and {len(texts) - _FEW} more" * (len(texts) > _FEW)
+    text = f"they differ beside the policy: {', '.join(texts[:_FEW])}{more}" if texts and not one else ""
+    try:
+        yield text
+    except ConfigError as error:
+        error.add_note(text)
+        raise
 
 
 def _but(rows: pd.DataFrame, settings: pd.DataFrame, among: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

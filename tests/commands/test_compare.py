@@ -21,6 +21,7 @@ from experiments.report.conditions import ratio_error
 from experiments.report.intervals import Compared, compare, holm, holm_text
 from experiments.report.text import disagree
 from experiments.settings.compose import compose_run
+from experiments.settings.error_lines import one_line
 from experiments.settings.settings import Settings
 from experiments.store.replications import read_replications
 
@@ -105,7 +106,13 @@ def test_only_common_replications_are_paired() -> None:
 def rows(label: str, values: Sequence[float], served: str = "w", others: str = "") -> pd.DataFrame:
     """Makes replications of one label, whose figure is `metric`."""
     summary = {"about": {**ABOUT, "number": 1}, "metric": 0.0}
-    columns = {"label": label, "policy": label, "served": served, "others": others, "folder": label}
+    columns = {
+        "label": label,
+        "policy": label,
+        "served": served,
+        "others": [(("other", others),)] * len(values),
+        "folder": label,
+    }
     figures = {
         "replication": range(len(values)),
         "metric": values,
@@ -272,13 +279,25 @@ def test_what_cannot_be_compared() -> None:
             report(both, [key])
 
 
+def test_unlike_settings_of_two_policies_are_named() -> None:
+    """Also where one seed gives no interval; where the settings are equal, the lines say so."""
+    said, equal = "they differ beside the policy: other=2 over 1", "policies are compared at equal settings"
+    for second in ("b(x=1)", "a(x=1)"):
+        things = [rows(label, [1, 2], others=of).assign(**{"but z": 1}) for label, of in (("a", "1"), (second, "2"))]
+        assert (said in compared(*things)) == (second[0] == "b") and equal not in compared(*things)
+    assert equal in compared(things[0], rows("b", [1, 2], others="1"))
+    with pytest.raises(ConfigError) as error:
+        compared(rows("a", [1], others="1"), rows("b", [1], others="2"))
+    assert one_line(error.value) == f"{error.value}; {said}"
+
+
 def titles(*things: tuple[str, str, str], baseline: str = "") -> list[str]:
     """What is compared with what, and in pairs or not. things: label, requests that they served, other settings."""
     text = compared(*(rows(label, [1, 2], *others) for label, *others in things), baseline=baseline)
     return [
         line.replace(": 2 replications", "").partition(", on ")[0]
         for line in text.splitlines()
-        if " over " in line or "not compared" in line
+        if " over " in line.partition("differ")[0] or "not compared" in line
     ]
 
 
