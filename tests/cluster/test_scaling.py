@@ -297,6 +297,22 @@ def test_a_prompt_belongs_to_the_life_that_computed_it() -> None:
     assert counts == [[1, 7 + 2, 1], [2, 0, 4], [0, 3, 0]]
 
 
+def test_replicas_csv_has_the_cost_of_the_whole_run_and_the_summary_that_of_the_measured_part(tmp_path: Path) -> None:
+    keys = {
+        "requests": 40,
+        "rate": 8,
+        "replicas": 2,
+        "price": 36,
+        "metrics": {"warmup_requests": 10, "drain_requests": 10},
+    }
+    run = simulate("orca", "open_loop", **keys, output=tmp_path / "run").summary
+    assert run["cost"]["dollars"] == pytest.approx(2 * 36 / 3600 * run["run"]["counted_seconds"])
+    whole = read_replicas(tmp_path / "run")
+    assert whole["dollars"].sum() == pytest.approx(0.01 * whole["paid_seconds"].sum()) and whole["requests"].sum() == 40
+    assert [*whole["paid_seconds"]] == pytest.approx([run["run"]["seconds"]] * 2)
+    assert run["run"]["seconds"] > 1.2 * run["run"]["counted_seconds"]
+
+
 @pytest.mark.long
 def test_a_run_is_paid_for_what_was_there(tmp_path: Path) -> None:
     """Replica-seconds and money, counted again from the times at which replicas came and went; pooled, and by replica."""
