@@ -52,9 +52,8 @@ def balance(run: Gathered, window: Window, num_replicas: int) -> Figures:
     counts = np.bincount(np.array([*run.replica_of.values()], int), minlength=num_replicas)
     ran = {life.replica for life in run.lives if life.ready < math.inf} or {*range(num_replicas)}
     idle = len(ran.difference(run.steps["replica"].tolist()))
-    if (run.transfers or run.lost) and (
-        ending := {run.pools[replica] for replica in run.replica_of.values() if run.pools}
-    ):
+    ending = {run.pools[replica] for replica in run.replica_of.values() if run.pools}
+    if ending and (run.transfers or run.lost):
         ran &= {replica for replica, pool in enumerate(run.pools) if pool in ending}
     counts = counts[sorted(ran)]
     spread: Figures = {"least_requests": int(counts.min()), "most_requests": int(counts.max())}

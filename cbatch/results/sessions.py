@@ -17,30 +17,26 @@ from typing import Any
 import numpy as np
 
 from cbatch.request import SERVED
+from cbatch.results.gathered import Gathered
 from cbatch.results.metrics import Entry, Served, Window, busy_seconds, mean, statistics
 
 
 def session_figures(
-    ended: Sequence[Entry],
-    served: Served,
-    window: Window,
-    seconds: float,
-    warming: Sequence[Entry] = (),
-    block_size: int | None = None,
-) -> dict[str, Any]:
-    """Returns the figures of sessions that begin and of turns that end in the window; empty if no request states its turn and its pause.
+    run: Gathered, window: Window, seconds: float, num_warming: int, block_size: int | None
+) -> dict[str, Any] | None:
+    """Returns the figures of sessions that begin and of turns that end in the window; None if no request states its turn and its pause.
 
     A session counts if it begins in the window, up to its end, even after the window. If sessions counted by their ends, long ones that
     begin late would be missing, and the mean job would be too short.
 
     Args:
-        ended: all requests of the run in the order of their ends.
         seconds: duration of the measured part of the run.
-        warming: requests that compute what sessions said before the run: these sessions are not whole jobs.
+        num_warming: requests that compute what sessions said before the run: these sessions are not whole jobs.
         block_size: tokens per block of the prefix cache; None without one.
     """
+    ended, warming = run.ended, run.warming(num_warming)
     if not any(request.turn is not None and request.pause is not None for request in ended):
-        return {}
+        return None
     sessions, before = dict[str, list[Entry]](), {request.id for request in warming}
     for request in ended:
         if request.session is not None and request.turn is not None and request.id not in before:
@@ -63,7 +59,7 @@ def session_figures(
         "busy_seconds": statistics(times[:, 1]),
         "turn_seconds": statistics(each),
         "jain_index": float(each.sum() ** 2 / (len(each) * (each @ each))) if each.any() else float("nan"),
-        "ttft_seconds": _first_tokens([turn for turns in begun for turn in turns], served, window),
+        "ttft_seconds": _first_tokens([turn for turns in begun for turn in turns], run.served, window),
     }
     if block_size is None:
         return figures

@@ -17,7 +17,7 @@ from cbatch.results.metrics import Entry, Figures, Floats, Served, StepColumns, 
 from cbatch.results.replicas import balance, cost, most_paid, paid_shares, recomputed_after, transfers_of
 from cbatch.results.service import fairness, service_of, waits_of_clients
 from cbatch.results.sessions import session_figures
-from cbatch.results.utilisation import Machines, energy, energy_figures, measured_energy, utilisation
+from cbatch.results.utilisation import Machines, energy, utilisation
 
 Most = int | NDArray[np.int64]  # a limit of all iterations, or of each
 _OF_HOST = ("planned_at", "launched_at"), ("received_at", "done_at")  # columns with begins and ends of its work
@@ -63,51 +63,42 @@ def summarize(
     """
     run = Gathered(record) if isinstance(record, RunRecord) else record
     requests, steps, ended = run.served, run.steps, run.ended
-    num_cancelled = sum(request.finish_reason is FinishReason.CANCELLED for request in ended)
     window = run.window(warmup_requests, drain_requests, num_warming)
-    counts = window.holds(requests.last_token)
-    num_counted = int(counts.sum())
     begins_later = warmup_requests or num_warming
     ends = Window(window.start if begins_later else -math.inf, window.end if drain_requests else math.inf)
     measured = [request for request in ended if ends.start < request.finished_at <= ends.end]
+    present = paid_shares(run.lives, window, num_replicas)
+    paid = None if prices is None else np.array(prices) * present
+    throughput = _throughput(requests, run.prompts(window), window)
     service = service_of(ended, requests, client_weights)
     clients = waits_of_clients(service, requests, window) if service and len(service.clients) <= MOST_NAMES else None
     cached_by = None if num_evicted_blocks is None else block_size
-    sessions = session_figures(ended, requests, ends, window.seconds, run.warming(num_warming), cached_by)
-    throughput, offered = _throughput(requests, run.prompts(window), window, num_counted), offered_rate(ended)
-    present = paid_shares(run.lives, window, num_replicas)
-    paid = None if prices is None else np.array(prices) * present
-    received = window.holds(steps["received_at"])
-    generated = int(steps["num_sampled"][received].sum())  # also for requests that were cancelled
-    joules, limited = None if readings is None else measured_energy(readings, window), dict[str, float]()
-    if machines and machines.watts is not None:
-        joules, share = energy(machines, steps, window, present)
-        limited = {"at_limit_share": share}
-    return {
-        "run": {
-            **_run(ended, requests, steps, window, num_counted, num_cancelled),
-            **(recomputed_after(ended) if run.prefilled_on else {}),
-            "offered_requests_per_second": offered,
-            "overshoot_tokens": overshoot_tokens,
-            **({"tail_share": _tail_share(steps, window)} if num_replicas == 1 and math.isnan(offered) else {}),
-        },
-        "throughput": throughput,
+    shares = {} if machines is None else utilisation(machines, steps, window, present)
+    return _known(
+        run=_run(run, window, overshoot_tokens, num_replicas),
+        throughput=throughput,
         **_latencies(requests, window),
-        **({} if clients is None else {"clients": clients}),
-        "iterations": _iterations(steps, window, num_blocks, max_batch, present),
-        **({"drafts": _drafts(steps, window, outcomes)} if steps["num_drafts"].any() else {}),
-        **({} if machines is None else utilisation(machines, steps, window, present)),
-        "goodput": goodput(ended, requests, ends, objectives, window.seconds),
-        "attainment": attainment(ended, requests, ends),
-        "service": {} if service is None else fairness(service),
-        **({} if num_evicted_blocks is None else {"prefix_cache": _prefix_cache(measured, num_evicted_blocks, host)}),
-        **({"sessions": sessions} if sessions else {}),
-        **({} if paid is None else {"cost": cost(float(paid.sum()), window, throughput)}),
-        **({} if joules is None else {"energy": energy_figures(joules, window, generated) | limited}),
-        **({} if num_replicas == 1 else {"replicas": balance(run, window, num_replicas)}),
-        **({"transfers": transfers_of(run, window)} if run.transfers or run.lost else {}),
-        **({"pools": _pools(run, window, paid, present, num_blocks, max_batch)} if run.pools else {}),
-    }
+        clients=clients,
+        iterations=_iterations(steps, window, num_blocks, max_batch, present),
+        drafts=_drafts(steps, window, outcomes) if steps["num_drafts"].any() else None,
+        mfu=shares.get("mfu"),
+        mbu=shares.get("mbu"),
+        goodput=goodput(ended, requests, ends, objectives, window.seconds),
+        attainment=attainment(ended, requests, ends),
+        service={} if service is None else fairness(service),
+        prefix_cache=None if num_evicted_blocks is None else _prefix_cache(measured, num_evicted_blocks, host),
+        sessions=session_figures(run, ends, window.seconds, num_warming, cached_by),
+        cost=None if paid is None else cost(float(paid.sum()), window, throughput),
+        energy=energy(machines, readings, steps, window, present),
+        replicas=balance(run, window, num_replicas) if num_replicas > 1 else None,
+        transfers=transfers_of(run, window) if run.transfers or run.lost else None,
+        pools=_pools(run, window, paid, present, num_blocks, max_batch),
+    )
+
+
+def _known(**figures: Any) -> dict[str, Any]:
+    """Leaves out the groups and figures that this run does not have, which are None."""
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _latencies(requests: Served, window: Window) -> Figures:
@@ -125,38 +116,40 @@ def _latencies(requests: Served, window: Window) -> Figures:
 
 def _pools(
     run: Gathered, window: Window, paid: Floats | None, present: Floats, num_blocks: Most, max_batch: Most
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, Any]] | None:
     """Returns what each pool served and computed in the whole run, its replicas together, and the latencies, iterations and cost of the window.
 
     paid: mean dollars per hour of each replica. present: see `utilisation`.
     """
     figures = dict[str, dict[str, Any]]()
-    for pool, part in run.of_pool.items():
-        members, served, number = run.members(pool), part.served, run.pools.count(pool)
+    for pool, of_pool in run.of_pool.items():
+        members, served = run.members(pool), of_pool.served
         most = most_paid(life for life in run.lives if run.pools[life.replica] == pool)
-        num_counted = int(window.holds(served.last_token).sum())
-        throughput = _throughput(served, run.prompts(window, members), window, num_counted)
-        figures[pool] = {
-            "replicas": number,
-            **({"mean_replicas": float(present[members].sum()), "most_replicas": most} if run.lives else {}),
-            "requests": len(part.ended),
-            "output_tokens": sum(request.num_output_tokens for request in part.ended),
-            "prefill_tokens": int(part.steps["num_prefill_tokens"].sum()),
-            "counted_requests": num_counted,
+        throughput = _throughput(served, run.prompts(window, members), window)
+        figures[pool] = _known(
+            replicas=run.pools.count(pool),
+            mean_replicas=float(present[members].sum()) if run.lives else None,
+            most_replicas=most if run.lives else None,
+            requests=len(of_pool.ended),
+            output_tokens=sum(request.num_output_tokens for request in of_pool.ended),
+            prefill_tokens=int(of_pool.steps["num_prefill_tokens"].sum()),
+            counted_requests=int(window.holds(served.last_token).sum()),
             **_latencies(served, window),
-            "iterations": _iterations(run.steps, window, num_blocks, max_batch, present * members),
-            **({} if paid is None else {"cost": cost(float(paid[members].sum()), window, throughput)}),
-        }
-    return figures
+            iterations=_iterations(run.steps, window, num_blocks, max_batch, present * members),
+            cost=None if paid is None else cost(float(paid[members].sum()), window, throughput),
+        )
+    return figures or None
 
 
 def _prefix_cache(ended: Collection[Entry], num_evicted: int, host: Mapping[str, float] | None) -> dict[str, Any]:
     """Returns the figures of requests that end in the measured part: of all, and by tier and client where requests name them."""
-    named = {"tiers": _hits_by("tier", ended), "clients": _hits_by("client", ended)}
-    groups: dict[str, Any] = {name: hits for name, hits in named.items() if hits}
-    if host is not None:
-        groups["host"] = {**hits_of(ended, "num_host_tokens"), **host}
-    return {**hits_of(ended), "evicted_blocks": num_evicted, **groups}
+    return _known(
+        **hits_of(ended),
+        evicted_blocks=num_evicted,
+        tiers=_hits_by("tier", ended) or None,
+        clients=_hits_by("client", ended) or None,
+        host=None if host is None else {**hits_of(ended, "num_host_tokens"), **host},
+    )
 
 
 def _hits_by(attribute: str, requests: Iterable[Entry]) -> dict[str, dict[str, float]]:
@@ -181,29 +174,34 @@ def hits_of(requests: Iterable[Entry], found: str = "num_cached_tokens") -> dict
     return hits
 
 
-def _run(
-    ended: Collection[Entry], requests: Served, steps: StepColumns, window: Window, num_counted: int, num_cancelled: int
-) -> Figures:
+def _run(run: Gathered, window: Window, overshoot_tokens: int, num_replicas: int) -> Figures:
     """Returns figures of the whole run, warm-up and drain included; `counted_*` describe the window."""
+    ended, requests, steps = run.ended, run.served, run.steps
     computed = float(steps["num_prefill_tokens"].sum() + steps["num_decode_tokens"].sum())
     lost = sum(request.num_lost_tokens for request in ended)
     recomputed = sum(request.num_recomputed_tokens for request in ended)
+    num_cancelled = sum(request.finish_reason is FinishReason.CANCELLED for request in ended)
     rejected = (request for request in ended if request.finish_reason is FinishReason.REJECTED)
     num_broken_off = sum(request.num_output_tokens > 0 for request in rejected)
-    return {
-        "requests": len(ended),
-        "rejected_requests": len(ended) - len(requests.id) - num_cancelled - num_broken_off,
-        **({"broken_off_requests": num_broken_off} if num_broken_off else {}),
-        **({"cancelled_requests": num_cancelled} if num_cancelled else {}),
-        "counted_requests": num_counted,
-        "iterations": len(steps["done_at"]),
-        "seconds": float(steps["done_at"][-1] - metrics.began(steps, requests)) if len(steps["done_at"]) else 0.0,
-        "counted_seconds": window.seconds,
-        "preemptions": sum(request.num_preemptions for request in ended),
-        **({"lost_tokens": lost} if lost != recomputed else {}),
-        "recomputed_tokens": recomputed,
-        "recomputed_share": recomputed / computed if computed else float("nan"),
-    }
+    offered = offered_rate(ended)
+    return _known(
+        requests=len(ended),
+        rejected_requests=len(ended) - len(requests.id) - num_cancelled - num_broken_off,
+        broken_off_requests=num_broken_off or None,
+        cancelled_requests=num_cancelled or None,
+        counted_requests=int(window.holds(requests.last_token).sum()),
+        iterations=len(steps["done_at"]),
+        seconds=float(steps["done_at"][-1] - metrics.began(steps, requests)) if len(steps["done_at"]) else 0.0,
+        counted_seconds=window.seconds,
+        preemptions=sum(request.num_preemptions for request in ended),
+        lost_tokens=lost if lost != recomputed else None,
+        recomputed_tokens=recomputed,
+        recomputed_share=recomputed / computed if computed else math.nan,
+        **(recomputed_after(ended) if run.prefilled_on else {}),
+        offered_requests_per_second=offered,
+        overshoot_tokens=overshoot_tokens,
+        tail_share=_tail_share(steps, window) if num_replicas == 1 and math.isnan(offered) else None,
+    )
 
 
 def _tail_share(steps: StepColumns, window: Window) -> float:
@@ -221,7 +219,7 @@ def offered_rate(submitted: Collection[Entry]) -> float:
     return (len(times) - 1) / span if span > 0 else math.nan
 
 
-def _throughput(requests: Served, prompts: int, window: Window, num_counted: int) -> dict[str, float]:
+def _throughput(requests: Served, prompts: int, window: Window) -> dict[str, float]:
     """Returns useful work per second: served requests and their tokens, as docs/metrics.md defines them. prompts: see `Gathered.prompts`."""
     seconds = window.seconds or float("nan")
     prefill = prompts / seconds
@@ -230,7 +228,7 @@ def _throughput(requests: Served, prompts: int, window: Window, num_counted: int
         "total_tokens_per_second": prefill + decode,
         "prefill_tokens_per_second": prefill,
         "decode_tokens_per_second": decode,
-        "requests_per_second": num_counted / seconds,
+        "requests_per_second": int(window.holds(requests.last_token).sum()) / seconds,
     }
 
 
@@ -267,14 +265,14 @@ def _drafts(steps: StepColumns, window: Window, outcomes: Floats | None) -> Figu
     accepted_of, tried_of = tried[:, tried[1] > 0]
     survivals = {str(place): share for place, share in enumerate((accepted_of / tried_of).cumprod().tolist(), 1)}
     requests, drafts, accepted = (int(steps[f"num_{name}"][inside].sum()) for name in ("drafted", "drafts", "accepted"))
-    return {
-        "drafts": drafts,
-        "accepted": accepted,
-        "wasted_tokens": drafts - accepted,
-        "accepted_share": accepted / drafts if drafts else math.nan,
-        "acceptance_length": 1 + accepted / requests if requests else math.nan,
-        **({"survivals": survivals} if survivals else {}),
-    }
+    return _known(
+        drafts=drafts,
+        accepted=accepted,
+        wasted_tokens=drafts - accepted,
+        accepted_share=accepted / drafts if drafts else math.nan,
+        acceptance_length=1 + accepted / requests if requests else math.nan,
+        survivals=survivals or None,
+    )
 
 
 def _shares(counts: NDArray[Any], most: Most, inside: NDArray[np.bool_]) -> tuple[float, float]:

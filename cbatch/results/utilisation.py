@@ -169,18 +169,24 @@ def utilisation(machines: Machines, steps: StepColumns, window: Window, present:
     return figures
 
 
-def energy(machines: Machines, steps: StepColumns, window: Window, present: Floats) -> tuple[float, float]:
-    """Returns the joules that all GPUs take in the window, predicted, and the share of the device's time at the power limit.
+def energy(
+    machines: Machines | None, readings: Floats | None, steps: StepColumns, window: Window, present: Floats
+) -> dict[str, float] | None:
+    """Returns the energy of all GPUs in the window: predicted if the machines' watts are known, else measured; None without readings as well.
 
-    present: as in `utilisation`. The machines' watts must be known.
+    present: as in `utilisation`. readings: see `measured_energy`.
     """
-    assert machines.watts is not None
-    inside, (replica, seconds) = window.holds(steps["received_at"]), machines.times(steps)
+    inside = window.holds(steps["received_at"])
+    generated = int(steps["num_sampled"][inside].sum())  # also for requests that were cancelled
+    if machines is None or machines.watts is None:
+        return None if readings is None else energy_figures(measured_energy(readings, window), window, generated)
+    replica, seconds = machines.times(steps)
     joules, limited = machines.joules(steps, seconds, machines.watts[replica], replica)
     replica, seconds = replica[inside], seconds[inside]
     idle, computing = machines.watts[:, 0], np.bincount(replica, seconds, len(machines.watts))
     paused = np.maximum(present * window.seconds - computing, 0.0)
-    return float(joules[inside].sum() + (idle * paused).sum()), _share(seconds[limited[inside]], seconds)
+    figures = energy_figures(float(joules[inside].sum() + (idle * paused).sum()), window, generated)
+    return {**figures, "at_limit_share": _share(seconds[limited[inside]], seconds)}
 
 
 def limit_power(joules: Floats, seconds: Floats, most: Floats, replica: Ints) -> tuple[Floats, Bools]:
