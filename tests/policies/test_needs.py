@@ -25,7 +25,8 @@ NEEDS = {
 
 
 def lacks(*arguments: str) -> list[str]:
-    settings = ("backend=sim", "batch=4", "workload=chat", "workload.num_requests=12", "workload.turns=3", *arguments)
+    chats = ("workload=chat", "workload.num_requests=12", "workload.turns=3", "workload.lengths.pd_ratio=20")
+    settings = ("backend=sim", "batch=4", *chats, *arguments)
     about = serve(compose_run(*settings), log=lambda _: None, bar=False).about
     names: list[str] = about["lacks"]
     assert len(notes_of([about])) >= len(names)
