@@ -88,6 +88,6 @@ def test_a_policy_that_drafts_sees_and_plans_the_same_again(
 def test_predictions_of_a_recorded_run_include_drafts(tmp_path: Path, keys: str) -> None:
     """`joint` chooses by the seconds of drafting, and by graphs of more rows than the batch."""
     words = f"policy=joint backend=sim hardware=h200 model=llama-3.1-8b batch=24 {keys}"
-    work = f"workload=equal_outputs workload.num_requests=30 decisions=true output={tmp_path / 'run'}"
+    work = f"workload=queued workload.num_requests=30 decisions=true output={tmp_path / 'run'}"
     assert run_command([*words.split(), *work.split()]) == 0
     assert replay_command([str(tmp_path / "run")]) == 0
