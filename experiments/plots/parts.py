@@ -149,30 +149,24 @@ def wrap(text: str, width: int) -> str:
 
 
 class FittedLayout(ConstrainedLayoutEngine):
-    """Lays out a figure when it is drawn. The first time, it breaks labels on y longer than their panel, or sets them in smaller type.
-
-    may_break: whether there is width for more lines, which a figure of a given size lacks.
-    """
+    """Lays out a figure when it is drawn. The first time, it breaks labels on y longer than their panel, or sets them in smaller type."""
 
     def __init__(self, may_break: bool) -> None:
+        """may_break: whether there is width for more lines, which a figure of a given size lacks."""
         super().__init__()
-        self._may_break, self._is_fitted = may_break, False
+        self._may_break = may_break
 
     def execute(self, fig: Figure) -> None:
-        if not self._is_fitted:
-            self._is_fitted = True
-            with warnings.catch_warnings(action="ignore"):  # `save` refuses a figure without room
-                super().execute(fig)
-            for panel in fig.axes:
-                self._fit_label(panel)
+        fig.set_layout_engine("constrained")  # from now on
+        with warnings.catch_warnings(action="ignore"):  # `save` refuses a figure without room
+            super().execute(fig)
+        for panel in fig.axes:
+            label = panel.yaxis.label
+            if (share := panel.bbox.height / max(label.get_window_extent().height, 1)) < 1:
+                if self._may_break:
+                    lines, words = label.get_text().splitlines(), label.get_text().split()
+                    longest = max(map(len, words + [line[: int(share * len(line))] for line in lines]))
+                    label.set_text(wrap(" ".join(words), longest))
+                    share = panel.bbox.height / label.get_window_extent().height
+                label.set_fontsize(max(float(label.get_fontsize()) * min(share, 1), LEAST_POINTS))
         super().execute(fig)
-
-    def _fit_label(self, panel: Axes) -> None:
-        label = panel.yaxis.label
-        if (share := panel.bbox.height / max(label.get_window_extent().height, 1)) < 1:
-            if self._may_break:
-                lines, words = label.get_text().splitlines(), label.get_text().split()
-                longest = max(map(len, words + [line[: int(share * len(line))] for line in lines]))
-                label.set_text(wrap(" ".join(words), longest))
-                share = panel.bbox.height / label.get_window_extent().height
-            label.set_fontsize(max(float(label.get_fontsize()) * min(share, 1), LEAST_POINTS))

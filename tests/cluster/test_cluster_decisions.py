@@ -11,6 +11,7 @@ pytestmark = pytest.mark.long
 
 POOLS = "backend.pools={large: {batch: 8, policy: {chunking: {chunk: 512}}}, small: {replicas: 2, kv_tokens: 16000}}"
 OPEN = ("workload=open_loop", "workload.num_requests=40", "workload.arrivals.rate=60")
+FEW = ("workload=open_loop", "workload.num_requests=9", "workload.lengths.pd_ratio=16")
 SHORT = ("workload.lengths.min_length=32", "workload.lengths.max_length=128", "block_size=16", "prefix_cache=true")
 CHATS = ("workload=chat", "workload.num_requests=24", "workload.sessions=4", *SHORT)
 
@@ -32,14 +33,7 @@ def plans(folder: Path, *arguments: str) -> list[str]:
     [
         ("backend=sim", *OPEN, POOLS, "backend.router=least_loaded"),
         ("backend=sim", *CHATS, "backend.replicas=3", "backend.router=lmetric"),
-        (
-            "backend=cpu",
-            "workload=open_loop",
-            "workload.num_requests=9",
-            "workload.lengths.pd_ratio=16",
-            "backend.replicas=3",
-            "batch=2",
-        ),
+        ("backend=cpu", *FEW, "backend.replicas=3", "batch=2"),
     ],
     ids=["pools", "chats", "real"],
 )
