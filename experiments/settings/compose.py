@@ -166,6 +166,7 @@ def _resolve(config: DictConfig, number: int | None = None) -> Composed:
         root.hydra = node
         node._set_parent(config)
         _lift_chunk(config)
+        _check_parts(config)
         for key in ("chunk", "seed"):  # sections that refer to these keys require whole numbers
             if isinstance(value := config.get(key), float) and value.is_integer():  # 1e3
                 config[key] = int(value)
@@ -180,6 +181,16 @@ def _lift_chunk(config: DictConfig) -> None:
     if given and not takes(parameters_of(locate("policy", policy["_target_"])), "chunk"):
         own = policy.pop("chunk")
         (policy if "chunk" in _unused(config) else config)["chunk"] = own
+
+
+def _check_parts(config: DictConfig) -> None:
+    """Raises ConfigError for arguments of a part that is the run's own, as in policy=srpt(predictor.share=0.2): they would replace the part."""
+    sections: Any = OmegaConf.to_container(config, resolve=False)
+    policy = sections.get("policy")
+    for part in PASSED_ON if isinstance(policy, dict) else ():
+        if isinstance(section := policy.get(part), dict) and "_target_" not in section:
+            keys = " ".join(f"{part}.{key}={value}" for key, value in section.items())
+            raise ConfigError(f"policy.{part}: the policy has the run's own {part}; give {keys} outside the policy")
 
 
 def _unused(config: DictConfig) -> list[str]:

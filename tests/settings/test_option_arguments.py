@@ -104,6 +104,11 @@ def test_an_argument_may_be_a_section_of_the_run(policy: str) -> None:
         compose(f"policy={policy}(predictor=${{predictor}},predictor.share=0.2)", "predictor=noisy")
 
 
+def test_an_argument_of_the_runs_own_part_does_not_replace_the_part() -> None:
+    with pytest.raises(ConfigError, match="the policy has the run's own predictor"):
+        compose("policy=srpt(predictor.share=0.2)", "predictor=noisy")
+
+
 def test_classes_of_routers_take_arguments_as_policies_do() -> None:
     words = ("backend=sim", "backend.router=lmetric,'mine.Own(a=1,2,b=[3,4])'", "sweep=s")
     own = [{"_target_": "mine.Own", "a": a, "b": [3, 4]} for a in (1, 2)]
