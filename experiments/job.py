@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cbatch import ConfigError
-from experiments.report.text import run_line, run_text
+from experiments.report.run_text import run_text
+from experiments.report.text import run_line
 from experiments.serve import serve
 from experiments.settings.command_line import end_with_the_parent, print_any_text
 from experiments.settings.compose import MULTIRUN

@@ -27,7 +27,7 @@ from cbatch.results.summary import offered_rate, summarize
 from cbatch.results.utilisation import machines_of
 from cbatch.results.waits import Waits
 from experiments.progress import progress
-from experiments.report.text import run_text
+from experiments.report.run_text import run_text
 from experiments.report.titles import title_of
 from experiments.settings.hardware import CPU, cpu_profile
 from experiments.settings.settings import Settings

@@ -17,7 +17,7 @@ from cbatch.sim.profile_file import PROFILES
 from cbatch.sim.roofline import Affine
 from experiments.api import Result, simulate
 from experiments.plots import composition
-from experiments.report.text import run_text
+from experiments.report.run_text import run_text
 from experiments.settings.compose import compose_run
 from experiments.settings.groups import CONFIG_FOLDER
 from experiments.setup.assemble import assemble

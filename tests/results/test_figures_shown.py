@@ -19,7 +19,8 @@ from experiments.api import simulate
 from experiments.report import text as texts
 from experiments.report import titles
 from experiments.report.intervals import Compared, Mean
-from experiments.report.text import format_number, format_share, run_text
+from experiments.report.run_text import run_text
+from experiments.report.text import format_number, format_share
 from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows
 from experiments.store.run_folder import damage, read_finished, read_summary
 from experiments.store.runs import read_runs

@@ -16,7 +16,7 @@ from cbatch.results.attainment import attainment, goodput, stated_objectives
 from cbatch.results.metrics import Window, collect_served
 from cbatch.results.service import Service, fairness, max_min_shares, measure_windows, service_of
 from experiments.api import simulate
-from experiments.report.text import run_text
+from experiments.report.run_text import run_text
 from experiments.workloads.readers.table import parse_table, read_text
 
 ALWAYS = Window(-math.inf, math.inf)

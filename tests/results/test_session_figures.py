@@ -15,7 +15,7 @@ from cbatch.results.summary import summarize
 from cbatch.sim import SimExecutor
 from experiments.api import simulate
 from experiments.report.headings import check_figure, heading_of
-from experiments.report.text import run_text
+from experiments.report.run_text import run_text
 from experiments.store.csv_tables import RunTables, stated_columns
 from experiments.workloads import AllAtOnce, Chat, UniformLengths
 from policies.evictions import LRU

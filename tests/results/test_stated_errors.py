@@ -15,7 +15,7 @@ from experiments.api import simulate
 from experiments.report.conditions import beyond_text
 from experiments.report.intervals import few_text
 from experiments.report.notes import LACKS, chosen_text, footer_of, given_text, notes_of, origin_of, tail_text
-from experiments.report.text import run_text
+from experiments.report.run_text import run_text
 from experiments.settings.compose import compose_run
 
 

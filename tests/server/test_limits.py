@@ -17,7 +17,7 @@ from in_thread import in_thread
 from live import Live, events, served, serving
 
 from cbatch import CbatchError
-from experiments.report.text import run_text
+from experiments.report.run_text import run_text
 from experiments.server.settings import read_server_settings
 from experiments.settings.compose import compose
 

@@ -15,7 +15,7 @@ from cbatch import FinishReason
 from cbatch.cluster import ClusterView, Reject, RoundRobin
 from cbatch.moves import Room
 from cbatch.request import Request, RequestSpec
-from experiments.report.text import run_text
+from experiments.report.run_text import run_text
 from experiments.server import engine as server_engine
 from experiments.server.clients import Message, Refused, Turn
 from experiments.server.engine import serve_replicas
