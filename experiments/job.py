@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cbatch import ConfigError
+from cbatch.errors import type_and_message
 from experiments.report.run_text import run_text
 from experiments.report.text import run_line
 from experiments.serve import serve
@@ -178,7 +179,7 @@ def run_in_sweep(command: Command, sweep: Path, alone: bool, progress: SweepProg
         message = one_line(error)
         if message is None:  # a fault: print its traceback, which other processes cannot return
             traceback.print_exc()
-            message = f"{type(error).__name__}: {error}"
+            message = type_and_message(error)
         path, line = sweep / ERRORS, f"{name}: {message}"
         known = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         if line not in (other.replace(other.partition(": ")[0], name) for other in known):  # but for the run's folder

@@ -16,9 +16,10 @@ from commands import IN_PLAN, QUICK, WAITING, command, environment, errors_at_en
 
 from experiments.arena import COMMAND as ARENA
 from experiments.capacity.__main__ import COMMAND as CAPACITY
-from experiments.job import RUN, Command, SweepProgress, folder_name
+from experiments.job import RUN, Command, SweepProgress, folder_name, run_in_sweep
 from experiments.run import main
 from experiments.settings.compose import compose, compose_sweep
+from experiments.settings.settings import Composed
 from experiments.store.claim import ClaimedError, claimed
 from experiments.store.run_folder import run_folders
 from experiments.store.runs import read_runs
@@ -53,6 +54,20 @@ def test_an_error_of_many_runs_is_printed_once_and_one_of_all_before_the_first(t
     assert re.search(r"error: batch=4, seed=0: .* raised ValueError: no .*batch=4.*seed=0.*unfinished.json$", error)
     [error] = command(*sweep, "hardware=h100,h20", cwd=tmp_path).stderr.splitlines()
     assert error.startswith("error: hardware=h20: no such profile") and not (tmp_path / "multirun" / "bad").exists()
+
+
+def test_a_fault_of_several_lines_is_a_line_of_each_run_and_printed_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(composed: Composed) -> None:
+        raise ValueError("one\ntwo")
+
+    for named in ("batch=4", "batch=8"):
+        run_in_sweep(RUN._replace(read=read), tmp_path, False, SweepProgress(2, 0, 0.0), Composed({}, named=[named]))
+    texts = [f"batch={batch}: ValueError: one two" for batch in (4, 8)]
+    assert (tmp_path / "errors.log").read_text().splitlines() == texts
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert errors == [f"error: {texts[0]}"]
 
 
 @pytest.mark.parametrize(
