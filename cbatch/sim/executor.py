@@ -182,12 +182,13 @@ class SimExecutor(Executor):
 
     def _copy(self, step: Step, copies: Copies) -> BlockCopies:
         """Copies KV blocks on a stream of their own, from the launch of an iteration on, which waits for its copies."""
-        now, started, numbers = self._now, max(self._now, self._copied_at), (len(copies.out), len(copies.back))
-        self._copied_at = ended = started + self._profile.copy_seconds(*numbers, step.pool.block_size)
+        num_out, num_back = len(copies.out), len(copies.back)
+        now, started = self._now, max(self._now, self._copied_at)
+        self._copied_at = ended = started + self._profile.copy_seconds(num_out, num_back, step.pool.block_size)
         could_begin = max(now, self._stages.first_free_at)
         if ended > now:
             self._stages.record_host(now, ended, Cause.COPIES)
-        return BlockCopies(step.index, *numbers, started, ended, max(ended - could_begin, 0.0))
+        return BlockCopies(step.index, num_out, num_back, started, ended, max(ended - could_begin, 0.0))
 
     def _saved(self, times: StageTimes, clock: GpuClock, begins: float) -> float:
         """Returns the seconds saved by the GPU's current clock. All stages do equal work, so one clock represents all GPUs."""

@@ -203,8 +203,8 @@ class Measured:
         if self.chunks is None or self.decodes is None:
             return None
         drafted = self.drafted_only.decodes if self.drafted_only else None
-        tables = ChunkGrid(*self.chunks), self.decodes, self.mixed_decodes
-        return TableAttention(*tables, shared_reads=self.shared_reads, drafted=drafted)
+        grid = ChunkGrid(*self.chunks)
+        return TableAttention(grid, self.decodes, self.mixed_decodes, shared_reads=self.shared_reads, drafted=drafted)
 
     def share_out(self, spec: ModelSpec, num_gpus: int) -> "Measured":
         """Estimates one GPU's tables in a group that shares every layer, from the tables of a single GPU.

@@ -20,9 +20,9 @@ class Recording:
         self._recorder, self._view = recorder, view
         self._seen: Seen | None = None
         self._preempted: list[int] = []
-        drafts, ahead = view.limits.max_drafts > 0, view.kv.num_ahead
-        sizes = view.kv.num_blocks, view.kv.block_size
-        recorder.begin(Recorded(view.limits, *sizes, real_tokens=drafts, num_ahead=ahead))
+        kv, drafts = view.kv, view.limits.max_drafts > 0
+        run = Recorded(view.limits, kv.num_blocks, kv.block_size, real_tokens=drafts, num_ahead=kv.num_ahead)
+        recorder.begin(run)
 
     def arrived(self, request: ServedRequest) -> None:
         """Adds `extra["waited"]`: seconds since the API server received the request. vLLM takes requests only between iterations."""

@@ -58,8 +58,8 @@ class _Policed:
         if batch > self.max_num_running_reqs:
             remedy = "give a smaller one, or a larger --max-num-seqs"
             raise ConfigError(f"batch={batch}: vLLM runs at most {self.max_num_running_reqs} requests; {remedy}")
-        sizes = batch, self.max_num_scheduled_tokens, self.max_model_len, adapter.tile
-        limits = Limits(*sizes, max_drafts=self.num_spec_tokens)
+        most, longest = self.max_num_scheduled_tokens, self.max_model_len
+        limits = Limits(batch, most, longest, adapter.tile, max_drafts=self.num_spec_tokens)
         self._planner = Planner(adapter, self, limits, clock)
         self._steering, self._names = Steering(self), names_of(self)
         self._next_id = 0

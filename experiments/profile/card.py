@@ -58,10 +58,11 @@ def measure_card(report: Report, hardware: str = "", model: str = "llama-3.1-8b"
         laboratory = machine.laboratory(spec)
         before = eager_seconds(laboratory, max(machine.mixed_sizes))
         seconds, after = times(laboratory, report), eager_seconds(laboratory, max(machine.mixed_sizes))
-    if not (steady := max(before, after) <= STEADY * min(before, after)):
+    launch = (before + after) / 2 if max(before, after) <= STEADY * min(before, after) else 0.0
+    if not launch:
         taken = f"{before * 1e3:.1f} ms before the iterations and {after * 1e3:.1f} after them"
         report(f"a launch without a graph took {taken}: other work on the host; the profile's time is kept")
-    card, rows = speed(card_name(), seconds, steady * (before + after) / 2, profile, spec)
+    card, rows = speed(card_name(), seconds, launch, profile, spec)
     print(tabulate(rows, ["iteration", "measured ms", "profile ms", "factor"], floatfmt=("", ".3f", ".3f", ".3f")))
     return write_card(profile, card, f"measured by python -m experiments.profile card model={model}", output)
 

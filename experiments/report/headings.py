@@ -231,8 +231,9 @@ def check_measured(metrics: Collection[str], settings: Any) -> None:
     workload, objectives = settings.workload, settings.metrics.objectives
     unknown = hasattr(workload, "path") or not hasattr(workload, "slo")  # requests may have objectives of their own
     has_objectives = unknown or workload.slo or workload.tiers or objectives != NO_SLO
-    needs = {"bounds=true": ("regret", settings.bounds), "prefix_cache=true": ("prefix_cache", settings.prefix_cache)}
-    needs |= {
+    needs = {
+        "bounds=true": ("regret", settings.bounds),
+        "prefix_cache=true": ("prefix_cache", settings.prefix_cache),
         "drafter=NAME": ("drafts", settings.drafter.max_drafts),
         "workload.slo={ttft:1}": ("goodput", has_objectives),
     }

@@ -120,7 +120,7 @@ class Workload(Described, ABC):
 
     @property
     def unread(self) -> tuple[str, Collection[str]]:
-        """Returns the fields that the others leave without effect, which must keep their defaults, after what does not read them."""
+        """Returns what reads only some of the fields, and the names of the others, which must keep their defaults."""
         return "", ()
 
     @property

@@ -74,16 +74,16 @@ def keys_of(section: dict[str, Any], prefix: str = "") -> Iterator[str]:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_key_changes_requests_or_is_refused(mode: str, files: None) -> None:
     usual = compose_run(*SIM, *mode.split())
-    before, tried = served(usual), 0
+    before, changed = served(usual), 0
     for key in {*keys_of(dict(usual.composed.keys["workload"]))} & OTHER.keys():
         words = [word for word in mode.split() if not word.startswith(f"workload.{key}=")]
-        tried += 1
         try:
             after = served(compose_run(*SIM, *words, *f"workload.{key}={OTHER[key]}".split()))
         except CbatchError:
             continue
         assert after != before, key
-    assert tried >= 10
+        changed += 1
+    assert changed >= 6, "or values are refused that change nothing"
 
 
 @pytest.mark.parametrize(
