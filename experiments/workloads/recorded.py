@@ -70,12 +70,15 @@ class TraceReplay(Replay):
 
     @property
     def unread(self) -> tuple[str, Collection[str]]:
-        recorded, reader = self.format == "decisions", f"format={self.format} with queued={self.queued}".lower()
-        return reader, ["sampling", "pad_outputs"] * recorded + ["speed"] * self.queued
+        recorded = self.format == "decisions"
+        modes = ["format=decisions"] * recorded + ["queued=true"] * self.queued
+        return f"a trace with {' and '.join(modes)}", ["sampling", "pad_outputs"] * recorded + ["speed"] * self.queued
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         at_most = None if self.start or self.too_long == "drop" else self.num_requests
         trace = read_trace(self.path, self.format, columns=self.columns, at_most=at_most)
+        if self.format == "auto" and "sampling" in trace.fields:
+            replace(self, format="decisions")  # which refuses the keys that a recorded run does not read
         if trace.arrival_time is None:
             if not self.queued or self.start or self.speed != 1:
                 names = ", ".join(dict.fromkeys(known.arrival for known in FORMATS.values()))

@@ -14,7 +14,7 @@ from in_process import message, outcome
 from in_thread import in_thread
 from tiny_models import save_model_of_words
 
-from cbatch import SLO, FinishReason, Limits, RequestSpec, Sampling
+from cbatch import SLO, FinishReason, Limits, RequestSpec, Sampling, WorkloadError
 from cbatch.model.checkpoint import Vocabulary
 from cbatch.replay.decisions import Recorded
 from cbatch.request import spec_of
@@ -86,6 +86,8 @@ def test_every_field_of_a_request_comes_back(tmp_path_factory: Any, data: st.Dat
         assert [spec_of(request) for request in arrivals.known] == asked
         assert arrivals.iterations == iterations
     filled = TraceReplay(path=str(path), slo=SLO(ttft=3.0)).requests(None)
+    with pytest.raises(WorkloadError, match=r"pad_outputs: not read by a trace with format=decisions; leave it out$"):
+        TraceReplay(path=str(path), pad_outputs=4).requests(None)
     assert [request.slo for request in filled] == [SLO(ttft=3.0) if spec.slo == SLO() else spec.slo for spec in asked]
     [file] = read_decisions(path)
     assert ([*map(spec_of, file.requests)], file.recorded.iterations) == (asked, iterations)
