@@ -217,8 +217,8 @@ def heading_of(key: str) -> Heading:
 def check_figure(given: str) -> None:
     """Raises ConfigError if no run can have the figure in key=NAME. Names of tiers, pools, clients and turns, and places of drafts, are known after a run only."""
     key, known = given.partition("=")[2], _known_figures()
-    rest = re.sub(r"^(clients|pools|(attainment|prefix_cache)\.(tiers|clients))\.", "", key)
-    is_named = rest != key and rest.endswith(tuple(f".{figure.rpartition('.NAME.')[2]}" for figure in known))
+    named = (re.escape(figure).replace(r"\.NAME\.", r"\..+\.") for figure in known if ".NAME." in figure)
+    is_named = any(re.fullmatch(figure, key) for figure in named)
     further = ("service.clients.", "drafts.survivals.", "sessions.ttft_seconds.")
     if key not in known and not is_named and not key.startswith(further):
         raise ConfigError(no_such_figure(given, known))
@@ -255,8 +255,11 @@ def _known_figures() -> list[str]:
     sizes: dict[str, Any] = {"num_blocks": 1, "max_batch": 1, "num_replicas": 2, "num_evicted_blocks": 0}
     host = {"bytes_out": 0, "bytes_back": 0, "waited_seconds": 0.0}
     summary = summarize(record, **sizes, host=host, prices=[1.0, 1.0], machines=_MACHINES)
+    figures = [name for name, _ in flat(summary)]
+    of_clients = [name for name in figures if name.startswith(("ttft_seconds.", "tpot_seconds."))]
     return [
-        *(name for name, _ in flat(summary)),
+        *figures,
+        *(f"clients.NAME.{name}" for name in ("counted_requests", *of_clients)),  # of served requests
         *(key for key in _HEADINGS if key.startswith(("regret.", "run.tail_", "transfers.copied_"))),
     ]
 

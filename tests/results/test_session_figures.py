@@ -235,7 +235,8 @@ def test_sessions_in_the_report() -> None:
         check_figure(f"metric={key}")
     with pytest.raises(ConfigError, match=r"sessions\.job_seconds"):
         check_figure("metric=sessions.job_second.mean")
-    for key in ("clients.ann.ttft_second.p99", "attainment.tiers.gold.shares", "tiers.gold.share", "clients.share"):
+    others = ("clients.ann.run.seconds", "clients.ann.tbt_seconds.p99", "pools.p.sessions.per_hour", "clients.share")
+    for key in (*others, "clients.ann.ttft_second.p99", "attainment.tiers.gold.shares", "tiers.gold.share"):
         with pytest.raises(ConfigError, match="no such number; did you mean"):
             check_figure(f"metric={key}")
 
