@@ -56,7 +56,7 @@ def up_to_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 def ends_text(vocabulary: Vocabulary) -> Callable[[Request, int], bool]:
     """Returns a new `State.ends_text` for the engines of a run, which may hand requests over to each other after any token."""
-    outputs = dict[Request, OutputText]()  # those ended at the latest new one are gone; engines may be threads
+    outputs = dict[Request, OutputText]()  # ended ones leave when the next request begins; engines may be threads
 
     def ends(request: Request, token: int) -> bool:
         if (output := outputs.get(request)) is None:
