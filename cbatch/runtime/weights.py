@@ -80,10 +80,8 @@ def transformers_config(spec: ModelSpec) -> PreTrainedConfig:
     try:
         return AutoConfig.for_model("gpt_neox" if nanogpt else spec.family, **settings)
     except Exception as error:
-        remedy = "change model.hidden_size or model.num_heads"
-        raise ModelError(
-            f"model {spec.name}: transformers refuses its shape ({type_and_message(error)}); {remedy}"
-        ) from error
+        problem = f"transformers refuses its shape ({type_and_message(error)})"
+        raise ModelError(f"model {spec.name}: {problem}; change model.hidden_size or model.num_heads") from error
 
 
 def load_skeleton(spec: ModelSpec, config: PreTrainedConfig) -> PreTrainedModel:

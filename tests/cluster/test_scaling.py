@@ -298,13 +298,8 @@ def test_a_prompt_belongs_to_the_life_that_computed_it() -> None:
 
 
 def test_replicas_csv_has_the_cost_of_the_whole_run_and_the_summary_that_of_the_measured_part(tmp_path: Path) -> None:
-    keys = {
-        "requests": 40,
-        "rate": 8,
-        "replicas": 2,
-        "price": 36,
-        "metrics": {"warmup_requests": 10, "drain_requests": 10},
-    }
+    part = {"warmup_requests": 10, "drain_requests": 10}
+    keys = {"requests": 40, "rate": 8, "replicas": 2, "price": 36, "metrics": part}
     run = simulate("orca", "open_loop", **keys, output=tmp_path / "run").summary
     assert run["cost"]["dollars"] == pytest.approx(2 * 36 / 3600 * run["run"]["counted_seconds"])
     whole = read_replicas(tmp_path / "run")

@@ -106,13 +106,8 @@ def test_only_common_replications_are_paired() -> None:
 def rows(label: str, values: Sequence[float], served: str = "w", others: str = "") -> pd.DataFrame:
     """Makes replications of one label, whose figure is `metric`."""
     summary = {"about": {**ABOUT, "number": 1}, "metric": 0.0}
-    columns = {
-        "label": label,
-        "policy": label,
-        "served": served,
-        "others": [(("other", others),)] * len(values),
-        "folder": label,
-    }
+    columns = dict.fromkeys(("label", "policy", "folder"), label)
+    columns |= {"served": served, "others": [(("other", others),)] * len(values)}
     figures = {
         "replication": range(len(values)),
         "metric": values,
@@ -152,12 +147,8 @@ def test_a_significant_difference_below_the_error_of_simulation_says_so(
     *_, name = groups = key.rpartition(".")
     both = []
     for label, factor, number in (("a", 1.0, 0), ("b", ratio, num_eager)):
-        execution = {
-            "profile": "h200",
-            "error": "",
-            **OUTSIDE,
-            **({} if number is None else {"eager_iterations": number}),
-        }
+        counted = {} if number is None else {"eager_iterations": number}
+        execution = {"profile": "h200", "error": "", **OUTSIDE, **counted}
         about = {**ABOUT, "simulated": num_eager != -1, "execution": execution}
         values = {key: [factor * value for value in (20.0, 20.1, 19.9)]}
         summaries = [{"about": about, groups[0]: {name: 0.0}}] * 3

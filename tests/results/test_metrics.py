@@ -160,9 +160,8 @@ def test_what_is_computed_again_was_lost_to_what_took_it_last(
     record.requests, record.prefilled_on = [request], {0: 0}
     run = summarize(record, num_blocks=1, max_batch=1)["run"]
     parts = [run[f"recomputed_after_{cause}"] for cause in ("preemptions", "moves", "lost_leases")]
-    assert (
-        parts == [60 + 80, after_moves, after_lost_leases] and run["recomputed_tokens"] == sum(parts) == 60 + 48 + 100
-    )
+    assert parts == [60 + 80, after_moves, after_lost_leases]
+    assert run["recomputed_tokens"] == sum(parts) == 60 + 48 + 100
 
 
 @pytest.mark.parametrize(("timeout", "requests_per_second"), [(None, 1 / 7), (0.5, 0.0)], ids=["one", "all"])

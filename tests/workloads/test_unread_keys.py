@@ -18,10 +18,8 @@ from experiments.workloads import RecordedSessions, TraceReplay
 from experiments.workloads.base import SamplingKeys
 
 SIM = ("backend=sim", "model=tiny", "kv_tokens=100000", "model.max_positions=100000")
-CHAT, RATE = (
-    "workload=chat workload.num_requests=12 workload.turns=3",
-    "_target_:experiments.workloads.GammaArrivals,rate",
-)
+CHAT = "workload=chat workload.num_requests=12 workload.turns=3"
+RATE = "_target_:experiments.workloads.GammaArrivals,rate"
 MODES = [
     CHAT,
     f"{CHAT} workload.closed=false",
@@ -51,9 +49,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_agents(tmp_path, REQUESTS)
     first = json.loads(Path("agents.jsonl").read_text().splitlines()[0])
-    Path("agents.jsonl").write_text(
-        "".join(json.dumps({**first, "id": f"{n}", "tool_tokens": n}) + "\n" for n in range(9))
-    )
+    lines = (json.dumps({**first, "id": f"{n}", "tool_tokens": n}) + "\n" for n in range(9))
+    Path("agents.jsonl").write_text("".join(lines))
     Path("prompts.jsonl").write_text("".join(f'{{"token_ids": {[*range(n + 1)]}}}\n' for n in range(9)))
     rows = "".join(f"{n},{12 + n},{5 + n}\n" for n in range(9))
     Path("trace.csv").write_text(f"arrived_at,num_prefill_tokens,num_decode_tokens\n{rows}")
