@@ -245,9 +245,12 @@ def check_measured(metrics: Collection[str], settings: Any) -> None:
 def _known_figures() -> list[str]:
     """Returns the dotted keys of all figures that a summary may have, from the summary of a run that served nothing with an iteration of drafts."""
     session: Any = {"session": "any", "turn": 0, "pause": 0.0}
-    request, record = Request(0, 1, 1, client="NAME", tier="NAME", slo=SLO(1.0, 1.0, 1.0, 1.0), **session), RunRecord()
-    request.finish_reason, request.finished_at = FinishReason.REJECTED, 0.0
-    record.requests.append(request)
+    record = RunRecord()
+    for reason in (FinishReason.REJECTED, FinishReason.CANCELLED):  # the first one after a token, which is lost
+        request = Request(0, 1, 1, client="NAME", tier="NAME", slo=SLO(1.0, 1.0, 1.0, 1.0), **session)
+        request.finish_reason, request.finished_at = reason, 0.0
+        request.num_output_tokens = request.num_lost_tokens = int(not record.requests)
+        record.requests.append(request)
     record.add_step(StepRecord._make([*[1] * 17, "", 0, 0, 0, 1, 0, 0]), np.zeros(0, np.int64))
     record.replicas, record.replica_of, record.pools = [0], {0: 0}, ["NAME", "NAME"]
     record.lives, record.transfers = [Life(0, 0.0)], [Transfer(0, 0, 1, 0, 0, 0.0, 0.0)]

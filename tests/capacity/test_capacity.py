@@ -291,7 +291,7 @@ def test_searches_beside_each_other_print_their_progress_with_their_names(
     """As with a launcher, here one after the other."""
     simulate_curve(monkeypatch, one_percent_at_7())
     monkeypatch.setattr(
-        "experiments.run.run_in_sweep", lambda of, sweep, alone, *to: run_in_sweep(of, sweep, False, *to)
+        "experiments.job.run_in_sweep", lambda of, sweep, alone, *to: run_in_sweep(of, sweep, False, *to)
     )
     printed = run("-m", "sweep=s", "slo.ttft=1,2", without=["output"]).split("\n\n")[0].splitlines()
     for name in ("slo.ttft=1", "slo.ttft=2"):

@@ -3,12 +3,14 @@
 import csv
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hand_made import end, make_record, make_summary, write_run
+from places import ROOT
 from test_figures import FIGURES
 
 from cbatch import SLO, ConfigError, FinishReason, Request
@@ -18,6 +20,7 @@ from cbatch.results.service import service_of
 from experiments.api import simulate
 from experiments.report import text as texts
 from experiments.report import titles
+from experiments.report.headings import check_figure
 from experiments.report.intervals import Compared, Mean
 from experiments.report.run_text import run_text
 from experiments.report.text import format_number, format_share
@@ -375,3 +378,25 @@ def simulated(outside: int = 0, **execution: object) -> dict[str, Any]:
     execution = {"profile": "h200", "error": "error: 5%", "not_measured": (), **execution}
     counts = {"iterations_outside_measured_range": outside}
     return {"simulated": True, "hardware": "NVIDIA H200", "execution": {**execution, **counts}}
+
+
+def test_metric_takes_each_figure_that_the_page_describes() -> None:
+    """Also those that few runs have, such as `run.lost_tokens`. Rows of other things than figures: terms of MFU, a table of profiles."""
+    refused = []
+    for section in (ROOT / "docs/metrics.md").read_text().split("\n## ")[1:]:
+        groups = re.findall(r"`(\w+)\.`", section.partition("\n")[0]) or ["run"]
+        for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE):
+            for key in re.findall(r"`(\w[\w.]*\w)`", row):
+                names = [
+                    f"{start}{key}{end}" for start in ("", *(f"{group}." for group in groups)) for end in ("", ".mean")
+                ]
+                refused += [key] * (not any(is_taken(name) for name in names))
+    assert refused == ["num_scores", "num_kv_reads", "h200"]
+
+
+def is_taken(figure: str) -> bool:
+    try:
+        check_figure(f"metric={figure}")
+    except ConfigError:
+        return False
+    return True
