@@ -97,9 +97,8 @@ def limits_of(known: Sequence[About]) -> list[Note]:
         notes.append(Note(f"prefixes are not reused: every prompt is computed in full{of_several(prefixes)}"))
     if long := dict.fromkeys(text for about in known for text in _long_objectives(about)):
         notes.append(Note(f"objectives are in seconds: {', '.join(long)}", "give 0.5 for 500 ms"))
-    if texts := {text for about in known for text in unread_chunk(about)}:
-        unread = {with_arguments(about["policy"], about["whole_numbers"]) for about in known if unread_chunk(about)}
-        notes.append(Note(f"{' '.join(sorted(texts))}: not read by {', '.join(sorted(unread))}"))
+    if unread := {with_arguments(about["policy"], about["whole_numbers"]) for about in known if unread_chunk(about)}:
+        notes.append(Note(f"chunk: not read by {', '.join(sorted(unread))}"))
     for name, note in LACKS.items():
         if any(lacking := [_lacks(about, name) for about in known]):
             notes.append(Note(f"{note.fact}{of_several(lacking)}", note.remedy))
