@@ -197,9 +197,12 @@ def _result_of(
         "readings": np.array(run.energy.readings) if "from" in about.get("energy", {}) else None,
     }
     waits, kept = Waits.of(ended, served), getattr(run.settings.workload, "sessions", 0)  # None: begin at their times
+    window = gathered.window(*(measures[key] for key in ("warmup_requests", "drain_requests", "num_warming")))
     measured = {
         "load": run.load,
-        "requests": max(run.num_requests, len(ended)),  # those that follow others are not known before
+        "requests": len(ended),
+        "never_came": max(run.num_requests - len(ended), 0),  # a session ends with a request that is not served
+        "left_out": 0 if window.holds(served.last_token).any() else len(served.last_token),  # if none counts
         "queued": len(ended) > 1 and math.isnan(offered_rate(ended)),
         "mean_waiting": waits.mean,
         "queue_grows": waits.grow,
@@ -235,8 +238,7 @@ def _limits_of(run: Run) -> dict[str, Any]:
     if len(run.setups) == 1:
         return {"num_blocks": run.kv.num_blocks, "max_batch": run.limits.max_batch}
     sizes = [(engine.state.pool.num_blocks, engine.limits.max_batch) for engine in run.engine.engines]
-    replica = run.gathered.steps["replica"]
-    return dict(zip(("num_blocks", "max_batch"), np.array(sizes)[replica].T, strict=True))
+    return dict(zip(("num_blocks", "max_batch"), np.array(sizes)[run.gathered.steps["replica"]].T, strict=True))
 
 
 def _run(run: Run, folder: Path | None, bar: bool, keep: Callable[[RunRecord], Served]) -> RunRecord:

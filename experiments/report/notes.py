@@ -113,16 +113,19 @@ def limits_of(known: Sequence[About]) -> list[Note]:
         counted = f"{most:,} requests at the end are counted, although fewer and fewer sessions are left"
         remedies = [f"give metrics.drain_requests={most}"] * (most < fewest) + ["serve more"] * (2 * most > fewest)
         notes.append(Note(counted, ", and ".join(remedies)))
+    if fact := next(filter(None, map(_left_out_text, known)), ""):
+        notes.append(Note(f"{fact}{of_several([_left_out_text(about) != '' for about in known])}", "lower them"))
     notes += [*session_notes(known), _sizes_note(known)]
     for key, what in (
         ("outputs_cut", "outputs cut at max_new_tokens"),
         ("cancelled", "requests whose client left"),
+        ("never_came", "turns that never came, as their sessions ended early"),
         ("cut", "requests cut as the server ended"),
         ("refused", "requests refused beyond max_open, and in no figure"),
     ):
         counts = [about.get(key, 0) for about in known]
         if any(counts):
-            total = sum(about["requests"] + about.get(key, 0) * (key == "refused") for about in known)
+            total = sum(about["requests"] + about.get(key, 0) * (key in ("refused", "never_came")) for about in known)
             notes.append(Note(f"{what}: {sum(counts):,} of {total:,}{of_several(counts)}"))
     if errors := [about["error"] for about in known if "error" in about]:
         notes.append(Note(f"ended by an error, see about.traceback in summary.json: {'; '.join(errors)}"))
@@ -152,6 +155,14 @@ def _long_objectives(about: About) -> Iterator[str]:
         of, _, name = key.rpartition(".")
         if of.endswith(("slo", "objectives")) and value is not None and value >= MOST_SECONDS.get(name, inf):
             yield f"{key}={value:g}"
+
+
+def _left_out_text(about: About) -> str:
+    """Returns the settings by which no served request of a run counts; empty if some do."""
+    keys, settings = ("metrics.warmup_requests", "metrics.drain_requests"), about.get("identity", {})
+    given = " and ".join(f"{key}={settings.get(key, 0)}" for key in keys)
+    given_any = about.get("left_out") and any(settings.get(key) for key in keys)
+    return f"{given} leave none of {about['left_out']:,} served requests" if given_any else ""
 
 
 def _drained(about: About) -> int:

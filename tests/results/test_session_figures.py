@@ -15,6 +15,7 @@ from cbatch.results.summary import summarize
 from cbatch.sim import SimExecutor
 from experiments.api import simulate
 from experiments.report.headings import check_figure, heading_of
+from experiments.report.notes import notes_of
 from experiments.report.run_text import run_text
 from experiments.store.csv_tables import RunTables, stated_columns
 from experiments.workloads import AllAtOnce, Chat, UniformLengths
@@ -130,6 +131,26 @@ def test_a_closed_loop_counts_the_requests_that_end_with_fewer_sessions(drained:
     assert "fewer sessions are left: serve more\n" in str(at_once), "all ten begin at once"
     resumed = f"; the first 3 compute what sessions said before, so that there are {len(frame)} and not 40 requests\n"
     assert (resumed in str(result)) == steady
+
+
+@pytest.mark.parametrize("drained", [2, 3])
+def test_a_report_says_how_many_turns_never_came_and_why_none_counts(drained: int) -> None:
+    """One request at a time takes 20 ms: of three sessions of four turns, two leave after 30 ms, at their first turns."""
+    keys: dict[str, Any] = {"sessions": 3, "requests": 12, "turns": 4, "pause": 0.1, "batch": 1, "timeout": 0.03}
+    metrics = {"warmup_requests": 1, "drain_requests": drained}
+    keys |= {"system": 0, "lengths": {"min_length": 8, "max_length": 9}, "metrics": metrics}
+    result = simulate("orca", "chat", **keys)
+    lines = str(result).splitlines()
+    left, never = "requests whose client left", "turns that never came, as their sessions ended early"
+    assert [line for line in lines if line.startswith((left, never))] == [f"{left}: 2 of 6", f"{never}: 6 of 12"]
+    assert result.summary["run"]["counted_requests"] == 4 - 1 - drained
+    none = f"metrics.warmup_requests=1 and metrics.drain_requests={drained} leave none of 4 served requests: lower them"
+    assert (none in lines) == (drained == 3)
+    abouts = [result.about, {**result.about, "left_out": 0, "cancelled": 0, "never_came": 0}]
+    both = [f"{none.removesuffix(': lower them')}, in 1 of 2 runs: lower them"] * (drained == 3)
+    both += [f"{left}: 2 of 12, in 1 of 2 runs", f"{never}: 6 of 18, in 1 of 2 runs"]
+    assert notes_of(abouts)[-len(both) :] == both
+    assert not any(never in note for note in notes_of(abouts[1:]))
 
 
 def test_time_to_first_token_by_turn() -> None:
