@@ -272,7 +272,7 @@ def no_such_figure(given: str, known: Sequence[str]) -> str:
     key = given.partition("=")[2]
     if key not in known and key in _known_figures():
         lacking = key if key.startswith("run.") else key.partition(".")[0]
-        return f"{given}: this run has no {lacking}; docs/metrics.md says of which requests it is"
+        return f"{given}: this run has no {lacking}; docs/metrics.md says which runs have it"
     near = get_close_matches(key, known, 3, 0.3) or list(known)[:3]
     return f"{given}: summary.json has no such number; did you mean {' or '.join(near)}?"
 
