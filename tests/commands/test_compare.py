@@ -162,7 +162,7 @@ def test_a_significant_difference_below_the_error_of_simulation_says_so(
 
 
 def test_the_errors_of_ratios_are_those_of_the_document() -> None:
-    """Of runs with launches without a graph in brackets, where they differ."""
+    """The limits of runs with launches without a graph are in brackets, where they differ."""
     page = (ROOT / "docs" / "hardware-profiles.md").read_text().partition("### How small a difference counts")[2]
     lines = page.partition("**Where the numbers come from.**")[0].splitlines()
     stated = {

@@ -89,7 +89,7 @@ def test_figures_name_the_drafter_and_an_eviction_that_evicts(tmp_path: Path) ->
 
 
 def test_figures_name_the_points_with_overload(tmp_path: Path) -> None:
-    """Of two policies at five rates: the two runs at 8 and 16 of one, and one of two at 4 of the other. Renamed as in the legend."""
+    """Two policies at five rates: the two runs at 8 and 16 of one, and one of two at 4 of the other. Renamed as in the legend."""
     compared = {"batches": [1, 9], "loads": [0, 1], "shares_of_bound": [0, 1]}
     execution = {"compared": compared, "iterations_outside_measured_range": 0, "profile": "p", "error": "e"}
     full = [("a", rate, seed) for rate in (8, 16) for seed in (1, 2)] + [("b", 4, 2)]

@@ -141,7 +141,7 @@ def test_lost_tokens_of_requests_that_end_are_not_recomputed() -> None:
 def test_what_is_computed_again_was_lost_to_what_took_it_last(
     leased: int, after_moves: int, after_lost_leases: int
 ) -> None:
-    """Of a prompt of 100: 60 tokens are lost to a preemption and all 100 to a move, after which 32 are found there.
+    """A prompt of 100: 60 tokens are lost to a preemption and all 100 to a move, after which 32 are found there.
 
     32 to 80 come again; a preemption takes 80, and all come again: 0 to 80 for the preemption, 80 to 100 for the move. A lost lease has 96 of the move's.
     """
