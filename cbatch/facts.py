@@ -46,8 +46,8 @@ def facts_of(requests: Iterable[Request]) -> Facts:
         priorities.add(request.priority)
         slo, session = request.slo, request.session
         if slo is not NO_SLO:
-            orders_by = slo.ttft or slo.tbt or slo.total
-            limits = {"ttft": slo.ttft, "tbt": slo.tbt, "objectives": orders_by, "tpot": slo.tpot}
+            some = slo.ttft or slo.tbt or slo.total
+            limits = {"ttft": slo.ttft, "tbt": slo.tbt, "objectives": some, "tpot": slo.tpot}
             facts.stated.update(name for name, seconds in limits.items() if seconds is not None)
         if session is not None:
             paused = ["pauses"] * (request.pause is not None)

@@ -14,7 +14,6 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence, Set
 from itertools import chain, islice
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -289,6 +288,14 @@ class PrefixPool(SharingPool):
         block_hash, start = self._hashes[block], self._depth.item(block) * self.block_size
         copies = [self._blocks[block_hash], *self._copies.get(block_hash, ())]
         is_spare = copies[0] != block or bool((self.live[copies] + self.leaving[copies]).any())
-        columns = self._num_uses, self._created, self._released, self._released_at, self._holder_tokens
-        values: list[Any] = [column.item(block) for column in columns]
-        return CachedBlock(block_hash, start, start + self.block_size, is_spare, *values)
+        return CachedBlock(
+            block_hash,
+            start,
+            start + self.block_size,
+            is_spare,
+            self._num_uses.item(block),
+            self._created.item(block),
+            self._released.item(block),
+            self._released_at.item(block),
+            self._holder_tokens.item(block),
+        )
