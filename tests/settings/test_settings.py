@@ -9,7 +9,7 @@ from shutil import copytree
 import hydra
 import pytest
 from hydra import initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal import defaults_list
 from omegaconf import OmegaConf
 
 from cbatch import ConfigError, KVSize
@@ -229,7 +229,8 @@ def test_each_run_of_a_sweep_is_composed_as_it_would_be_alone(tmp_path: Path, mo
     assert len(sweep.jobs) == 2**3
     for number, job in enumerate(sweep.jobs):
         assert job == replace(compose(*job.overrides), number=number)
-    monkeypatch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", groups._merge)  # as Hydra itself does
+    monkeypatch.setattr(defaults_list, "_create_interpolation_map", groups._interpolation_map)  # as Hydra itself does
+    monkeypatch.setattr(OmegaConf, "load", groups._load)
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
         for job in sweep.jobs[1::5]:
             assert job.keys == OmegaConf.to_container(hydra.compose("config", job.overrides), resolve=True)
