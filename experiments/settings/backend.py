@@ -4,11 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from cbatch import ConfigError, Described, Executor, KVSize, Limits, ModelSpec
 from cbatch.cluster import Router
-from cbatch.drafts import Drafter
 from cbatch.model.topology import Degree
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
@@ -69,6 +68,16 @@ class Transfers(Described):
         if self.layerwise and not self.push:
             problem = "backend.transfers.layerwise=true: the decoder needs blocks before"
             raise ConfigError(f"{problem}; give backend.transfers.push=true")
+
+
+class ExecutorParts(NamedTuple):
+    """What an executor is built from, but for its KV cache. asynchronous: the engine's loop."""
+
+    model: ModelSpec
+    cost: ProfileCost
+    limits: Limits
+    options: Options
+    asynchronous: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,18 +159,14 @@ class Backend(ABC):
         return Vocabulary(spec)
 
     @abstractmethod
-    def kv_tokens(
-        self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int, drafter: Drafter | None = None
-    ) -> tuple[int, str]:
+    def kv_tokens(self, parts: ExecutorParts, block_size: int) -> tuple[int, str]:
         """Returns the default size of the KV cache in tokens, and the reason for it."""
 
-    def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize, drafter: Drafter) -> None:  # noqa: B027 - simulation loads nothing
+    def check_fits(self, parts: ExecutorParts, kv: KVSize) -> None:  # noqa: B027 - simulation loads nothing
         """Raises an error if the executor cannot be built, before weights are loaded."""
 
     @abstractmethod
-    def executor(
-        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
-    ) -> Executor: ...
+    def executor(self, parts: ExecutorParts, kv: KVSize) -> Executor: ...
 
     def place(self, first_gpu: int) -> AbstractContextManager[Any]:
         """Returns a context in which the executor of a replica is built, on the GPUs from this one on."""

@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from cbatch import ConfigError, Executor, KVSize, Limits, ModelSpec
+from cbatch import ConfigError, Executor, KVSize, ModelSpec
 from cbatch.cluster.transfers import Copier
-from cbatch.drafts import Drafter
 from cbatch.errors import check_installed
 from cbatch.kv import blocks_for
 from cbatch.model import split_layers
@@ -21,7 +20,7 @@ from cbatch.runtime.options import AttentionName, Options
 from cbatch.sim import HostTime, PlanningExecutor, Profile, ProfileCost, SimExecutor
 from cbatch.validation import Give, not_negative
 from experiments.report.notes import PLANNING
-from experiments.settings.backend import Backend
+from experiments.settings.backend import Backend, ExecutorParts
 from experiments.settings.hardware import CPU, card_name, cost_model, count_gpus, cpu_name
 from experiments.workloads import Vocabulary
 
@@ -64,19 +63,18 @@ class Simulated(Backend):
     def vocabulary(self, spec: ModelSpec) -> Vocabulary | None:
         return None
 
-    def kv_tokens(
-        self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int, drafter: Drafter | None = None
-    ) -> tuple[int, str]:
-        tokens = profile.kv_tokens(spec, limits.max_tokens, self._topology, None if drafter is None else drafter.model)
+    def kv_tokens(self, parts: ExecutorParts, block_size: int) -> tuple[int, str]:
+        drafter, profile = parts.options.drafter, parts.cost.profile
+        draft_model = None if drafter is None else drafter.model
+        tokens = profile.kv_tokens(parts.model, parts.limits.max_tokens, self._topology, draft_model)
         return tokens, f"beside weights and activations on {profile.name}"
 
-    def executor(
-        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
-    ) -> Executor:
+    def executor(self, parts: ExecutorParts, kv: KVSize) -> Executor:
+        cost = parts.cost
         if not isinstance(self.host_seconds, str):
             return SimExecutor(cost, HostTime(self.host_seconds), self.server_seconds)
         kind = SimExecutor if self.host_seconds == "auto" else PlanningExecutor
-        return kind(cost, cost.profile.host_time(asynchronous, spec), self.server_seconds)
+        return kind(cost, cost.profile.host_time(parts.asynchronous, parts.model), self.server_seconds)
 
     def facts(self, executors: Sequence[Any], cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         num_eager = sum(used.num_eager for used in {each.cost for each in executors})
@@ -136,23 +134,20 @@ class Cpu(Real):
     def tile(self, profile: Profile) -> int:
         return 1
 
-    def kv_tokens(
-        self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int, drafter: Drafter | None = None
-    ) -> tuple[int, str]:
+    def kv_tokens(self, parts: ExecutorParts, block_size: int) -> tuple[int, str]:
+        limits = parts.limits
         longest = blocks_for(limits.max_request_tokens, block_size) * block_size
         return limits.max_batch * limits.num_stages * longest, "the largest batch at its longest"
 
-    def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize, drafter: Drafter) -> None:
+    def check_fits(self, parts: ExecutorParts, kv: KVSize) -> None:
         from cbatch.runtime import cpu
 
-        cpu.check_fits(spec, limits, kv, self.replicas, drafter)
+        cpu.check_fits(parts.model, parts.limits, kv, self.replicas, parts.options.drafter)
 
-    def executor(
-        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
-    ) -> Executor:
+    def executor(self, parts: ExecutorParts, kv: KVSize) -> Executor:
         from cbatch.runtime import cpu
 
-        return cpu.build(spec, limits, kv, self._with_own(options))
+        return cpu.build(parts.model, parts.limits, kv, self._with_own(parts.options))
 
     def copies(self, sender: Any, receiver: Any) -> Copier:
         from cbatch.runtime.transfers import HostCopy, copy_blocks
@@ -228,17 +223,15 @@ class Cuda(Real):
             problem = f"backend.pools: need {number} GPUs together, and PyTorch finds {available}"
             raise ConfigError(f"{problem}; give fewer replicas, or simulate the others with backend=sim")
 
-    def kv_tokens(
-        self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int, drafter: Drafter | None = None
-    ) -> tuple[int, str]:
+    def kv_tokens(self, parts: ExecutorParts, block_size: int) -> tuple[int, str]:
         from cbatch.runtime.gpu import build as gpu
 
         if self.devices is not None and len({*self.devices}) < len(self.devices):
             raise ConfigError(f"backend.devices={self.devices}: replicas share a GPU; give kv_tokens")
-        num_tokens = gpu.kv_tokens_beside(spec, limits, self._with_own(Options(drafter=drafter)))
+        num_tokens = gpu.kv_tokens_beside(parts.model, parts.limits, self._with_own(parts.options))
         return num_tokens, "beside weights and iterations in the free memory"
 
-    def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize, drafter: Drafter) -> None:
+    def check_fits(self, parts: ExecutorParts, kv: KVSize) -> None:
         from cbatch.runtime.gpu import build as gpu
         from cbatch.runtime.gpu.devices import check_number
 
@@ -246,14 +239,12 @@ class Cuda(Real):
             check_number(self.pipeline_stages, self.tensor_parallel, self.replicas)
         elif self.gpus_per_replica > 1:
             raise ConfigError(f"backend.devices={self.devices}: each replica has one GPU; leave it out")
-        gpu.check_fits(spec, limits, kv, self._with_own(Options(drafter=drafter)))
+        gpu.check_fits(parts.model, parts.limits, kv, self._with_own(parts.options))
 
-    def executor(
-        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
-    ) -> Executor:
+    def executor(self, parts: ExecutorParts, kv: KVSize) -> Executor:
         from cbatch.runtime.gpu import build as gpu
 
-        return gpu.build(spec, limits, kv, self._with_own(options))
+        return gpu.build(parts.model, parts.limits, kv, self._with_own(parts.options))
 
     def copies(self, sender: Any, receiver: Any) -> Copier:
         from cbatch.runtime.gpu.transfers import BlockCopies

@@ -11,10 +11,10 @@ from cbatch.errors import ProfileError
 from cbatch.facts import Facts
 from cbatch.policy import check_policy
 from cbatch.runtime.options import Options
-from cbatch.sim import Profile, ProfileCost
+from cbatch.sim import ProfileCost
 from cbatch.sim.drafter import DraftPasses, SurvivalsDrafter
 from experiments.check.scenario import predicts
-from experiments.settings.backend import Pool
+from experiments.settings.backend import ExecutorParts, Pool
 from experiments.settings.batch import LEAST_ITERATION
 from experiments.settings.hardware import CPU, UnmeasuredCost
 from experiments.settings.settings import Settings
@@ -79,15 +79,11 @@ class Setup(NamedTuple):
     def servers(self, first_gpu: int) -> list[Server]:
         """Builds the servers of the replicas, on consecutive GPUs."""
         settings, backend, servers = self.settings, self.settings.backend, list[Server]()
-        runtime, drafter = settings.runtime, settings.drafter if self.limits.max_drafts else None
-        options = Options(
-            compiled=runtime.compile, graphs=runtime.graphs, times_copies=settings.timeline, drafter=drafter
-        )
+        parts = _executor_parts(settings, self.cost, self.limits)
+        drafter, loop = parts.options.drafter, (parts.asynchronous, settings.patience, settings.eviction)
         for replica in range(backend.replicas):
             with backend.place(first_gpu + replica * backend.gpus_per_replica):
-                parts = settings.model, self.cost, self.limits, self.kv, options, runtime.asynchronous
-                loop = runtime.asynchronous, settings.patience, settings.eviction
-                executor = backend.executor(*parts)
+                executor = backend.executor(parts, self.kv)
                 if isinstance(drafter, SurvivalsDrafter):
                     executor.drafter = drafter.on(self.cost)  # type: ignore[attr-defined]
                 servers.append(Server(executor, self.limits, self.cost, self.kv, *loop))
@@ -160,8 +156,9 @@ def _set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str])
     limits = _limits(settings, facts, backend.tile(profile), noted)
     check_policy(policy, limits)
     include_drafts(cost, settings, limits)
-    kv = _kv_size(settings, profile, limits, noted)
-    backend.check_fits(spec, limits, kv, settings.drafter)
+    parts = _executor_parts(settings, cost, limits)
+    kv = _kv_size(settings, parts, noted)
+    backend.check_fits(parts, kv)
     if backend.simulated and kv.num_host_blocks:
         cost.copy_seconds(0, 0, kv.block_size)  # raises ProfileError
     chosen |= {f"{name}.{key}" if name else key: why for key, why in noted.items()}
@@ -200,13 +197,19 @@ def _limits(settings: Settings, facts: Facts, tile: int, chosen: dict[str, str])
     return Limits(batch, max_tokens, longest, tile, (), num_stages, running, drafter.max_drafts)
 
 
-def _kv_size(settings: Settings, profile: Profile, limits: Limits, chosen: dict[str, str]) -> KVSize:
+def _executor_parts(settings: Settings, cost: ProfileCost, limits: Limits) -> ExecutorParts:
+    runtime, drafter = settings.runtime, settings.drafter if limits.max_drafts else None
+    options = Options(compiled=runtime.compile, graphs=runtime.graphs, times_copies=settings.timeline, drafter=drafter)
+    return ExecutorParts(settings.model, cost, limits, options, runtime.asynchronous)
+
+
+def _kv_size(settings: Settings, parts: ExecutorParts, chosen: dict[str, str]) -> KVSize:
     backend, block_size, kv_tokens = settings.backend, settings.block_size, settings.kv_tokens
     if block_size is None:
-        block_size = backend.default_block_size(profile)
+        block_size = backend.default_block_size(parts.cost.profile)
         chosen["block_size"] = str(block_size)
     if kv_tokens is None:
-        kv_tokens, why = backend.kv_tokens(settings.model, profile, limits, block_size, settings.drafter)
+        kv_tokens, why = backend.kv_tokens(parts, block_size)
         chosen["kv_tokens"] = f"{kv_tokens} ({why})"
     elif kv_tokens % block_size:
         chosen["kv_tokens"] = f"{kv_tokens // block_size * block_size} (whole blocks of {block_size})"

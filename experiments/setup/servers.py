@@ -7,6 +7,7 @@ import numpy as np
 from cbatch import KVSize, Limits, ModelSpec, Request, Server
 from cbatch.kv import blocks_for
 from cbatch.runtime.options import Options
+from experiments.settings.backend import ExecutorParts
 from experiments.settings.backends import Cpu, Cuda
 
 
@@ -25,12 +26,13 @@ def real_server(
     block_size: None: the backend's block size.
     """
     cost, size = backend.cost(backend.predicts_with, spec, limits.max_batch), block_size or backend.block_size
+    parts = ExecutorParts(spec, cost, limits, options)
     if kv_tokens is None:
         longest = blocks_for(limits.max_request_tokens, size) * size
-        fits, _ = backend.kv_tokens(spec, cost.profile, limits, size, options.drafter)
+        fits, _ = backend.kv_tokens(parts, size)
         kv_tokens = min(limits.max_running * longest, fits)
     kv = KVSize(kv_tokens // size, size)
-    return Server(backend.executor(spec, cost, limits, kv, options, True), limits, cost, kv)
+    return Server(backend.executor(parts, kv), limits, cost, kv)
 
 
 def equal_requests(number: int, prompt: int, new: int, vocabulary: int) -> list[Request]:

@@ -13,6 +13,7 @@ from cbatch.runtime.options import Options
 from cbatch.sim import HostTime, PlanningExecutor, ProfileCost, SimExecutor, load_profile
 from cbatch.sim import executor as sim_executor
 from experiments.profile.host import chunk_seconds
+from experiments.settings.backend import ExecutorParts
 from experiments.settings.backends import Simulated
 from experiments.setup.presets import load_spec
 from policies.evictions import LRU
@@ -94,5 +95,5 @@ def test_the_host_is_the_profile_s_unless_seconds_are_given(
 ) -> None:
     backend, spec = Simulated(host_seconds=host_seconds), load_spec("llama-3.1-8b")
     cost = backend.cost("h200", spec, 8)
-    executor = backend.executor(spec, cost, Limits(8, 64, 100), KVSize(100, 16), Options(), True)
+    executor = backend.executor(ExecutorParts(spec, cost, Limits(8, 64, 100), Options()), KVSize(100, 16))
     assert type(executor) is kind and executor.host == (host or cost.profile.host_time(True, spec))
