@@ -143,7 +143,8 @@ class Engine(Turns):
         return self.executor.now()
 
     def next_at(self) -> float:
-        return self._waiting.next_at()
+        ready_at = self.executor.ready_at()  # in real time this takes a while
+        return max(self._waiting.next_at(), ready_at)
 
     def arrive(self, request: Request, now: float) -> None:
         self._waiting.arrive(request, now)

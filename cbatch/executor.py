@@ -214,10 +214,14 @@ class Executor(Protocol):
     needs_tokens: bool
 
     def launch(self, step: Step) -> Any:
-        """Starts computing. Returns a handle at once."""
+        """Starts computing. Returns a handle at once; `wait` for an earlier step and `ready_at` go on with a launch that takes long."""
 
     def wait(self, in_flight: Any) -> StepResult:
         """Blocks until the step's tokens are on the host. Called once for each launch, in launch order."""
+
+    def ready_at(self) -> float:
+        """Returns when the host can plan again. In real time it first finishes what the latest launch has left, and returns a time in the past."""
+        return 0.0
 
     def ends_at(self, in_flight: Any) -> float:
         """Returns when the step has ended or will have ended; infinity if it computes and its end is not known."""

@@ -111,7 +111,9 @@ class Turns:
         self._end(request, known=not (pending or moving))
 
     def turn(self, until: float) -> Sequence[Request]:
-        waiting = self._waiting
+        waiting, executor = self._waiting, self.executor
+        if (ready_at := executor.ready_at()) > executor.now():
+            executor.sleep_until(ready_at)
         if waiting.asleep:
             waiting.sleep_until(waiting.next_at())
         if not (self._may_leap and self.leaps) or waiting.arrived or self.inbox.awaits_room or not self._leap(until):

@@ -14,12 +14,12 @@ waits for the last stage of iteration N - num_stages, whose tokens stage 0 carri
 CPU and GPU differ in streams, pinned memory, and the `Iteration`s that compute. The executor knows nothing about policies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, islice
 from math import inf
 from time import perf_counter, sleep
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -27,10 +27,13 @@ from cbatch.drafts import Drafter
 from cbatch.executor import CopyTimes, Step, StepResult
 from cbatch.request import Ints
 from cbatch.runtime.attention import PagedCache
+from cbatch.runtime.batch import Work
 from cbatch.runtime.host_memory import StageCopies
 from cbatch.runtime.iteration import Iteration
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Event, Streams
+
+_PARTS = 4  # of an iteration without a graph, half a layer each, between two looks at an earlier step
 
 
 class LaunchedStep(NamedTuple):
@@ -61,6 +64,10 @@ class StreamExecutor:
         self.caches: Sequence[Sequence[PagedCache]] = ()
         self.host_copies: Sequence[StageCopies] = ()
         self._computed_at = 0.0  # by the first stage, in the iteration that the host waited for last
+        self._launching, self._left = (
+            slots[0],
+            cast(Iterator[None], iter(())),
+        )  # the latest step's slot, and what is left to enqueue
         self._streams = streams
         self._slots = slots
         self._iterations = list(iterations)
@@ -77,18 +84,24 @@ class StreamExecutor:
 
     def follow(self, event: Event) -> None:
         """Lets the iterations that are launched from now on wait for an event, of these devices or others."""
+        self.ready_at()
         for compute in self._streams.compute:
             compute.wait(event)
 
     def launch(self, step: Step) -> LaunchedStep:
-        """Packs the step and enqueues its work without waiting."""
+        """Packs the step and enqueues its work without waiting: all of it, or the first operations of an iteration without a graph."""
+        self.ready_at()
         slot = self._slots[step.index % len(self._slots)]
         assert not slot.in_use, "the host waits for iteration N before it launches N + num_stages + 1"
         slot.in_use, split = True, step.split()
-        streams, d2h, num_rows = self._streams, self._streams.d2h, len(split.rows)
-        shape = self._iterations[0].shape(split)
-        work = slot.pack(split, shape)
+        shape, num_rows = self._iterations[0].shape(split), len(split.rows)
+        self._launching, self._left = slot, self._enqueue(step, slot, slot.pack(split, shape), num_rows)
+        next(self._left, None)
+        return LaunchedStep(step, num_rows, slot, shape.num_tokens)
 
+    def _enqueue(self, step: Step, slot: Slot, work: Work, num_rows: int) -> Iterator[None]:
+        """Enqueues a packed step. Yields, every few operations, where the host may do other work."""
+        streams, d2h = self._streams, self._streams.d2h
         copied = [copies.launch(step, step.copies) for copies in self.host_copies] if step.copies is not None else []
         for number, (h2d, compute, stage, iteration) in enumerate(
             zip(streams.h2d, streams.compute, slot.stages, self._iterations, strict=True)
@@ -101,7 +114,9 @@ class StreamExecutor:
             for event in (*stage.awaited, *copied[number : number + 1]):
                 compute.wait(event)
             compute.record(stage.started)
-            compute.run(partial(iteration, stage, work))
+            left = compute.run(partial(iteration, stage, work))
+            while left is not None and len(compute.run(partial(_take, left))) == _PARTS:
+                yield
             compute.record(stage.computed)
 
         d2h.wait(slot.stages[-1].computed)
@@ -109,14 +124,16 @@ class StreamExecutor:
             d2h.record(slot.download_started)
         d2h.run(partial(slot.download, num_rows))
         d2h.record(slot.downloaded)
-        return LaunchedStep(step, num_rows, slot, shape.num_tokens)
 
     def wait(self, in_flight: LaunchedStep) -> StepResult:
         """Blocks until the step's tokens are on the host. No other call in the runtime blocks the host.
 
-        Raises StreamError if an operation of this step or of an earlier step failed.
+        Meanwhile it goes on with the launch of the next step. Raises StreamError if an operation of this step or of an earlier step failed.
         """
         (step, num_rows, slot, num_tokens), origin = in_flight, self._origin
+        for _ in self._left:
+            if slot is not self._launching and slot.downloaded.is_reached():
+                break
         try:
             slot.downloaded.synchronize()
         finally:
@@ -136,7 +153,13 @@ class StreamExecutor:
         self._computed_at = spans[0][1]
         return StepResult(tokens, spans[0][0], spans[-1][1], copies, num_tokens, stages, blocks, accepted)
 
+    def ready_at(self) -> float:
+        for _ in self._left:
+            pass
+        return 0.0
+
     def ends_at(self, in_flight: LaunchedStep) -> float:
+        self.ready_at()
         return self.now() if in_flight.slot.downloaded.is_reached() else inf
 
     def now(self) -> float:
@@ -149,6 +172,7 @@ class StreamExecutor:
             sleep(seconds)
 
     def restart(self) -> None:
+        self.ready_at()
         vars(self).pop("_origin", None)
         self._computed_at = 0.0
 
@@ -160,6 +184,11 @@ class StreamExecutor:
     @cached_property
     def _origin(self) -> float:
         return perf_counter()
+
+
+def _take(left: Iterator[None]) -> list[None]:
+    """Enqueues some of what is left, and returns an item for each part."""
+    return list(islice(left, _PARTS))
 
 
 def _count_accepted(first: Ints, drafts: Ints, equal: Any) -> Ints:

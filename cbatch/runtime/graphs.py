@@ -112,17 +112,17 @@ class GraphedIteration:
         return self._eager.shape(step)
 
     @torch.inference_mode()
-    def __call__(self, stage: StageSlot, work: Work) -> None:
+    def __call__(self, stage: StageSlot, work: Work) -> Iterator[None] | None:
         ranks = self.graphs.get((work.shape, stage.index))
         if ranks is None or work.bounds.max_chunks > max_chunks(work.shape):  # an unpadded step may have this shape
             self.num_eager += 1
-            self._eager(stage, work)
-            return
+            return self._eager.parts(stage, work)
         self.num_replayed += 1
         for rank in ranks:  # back to back, since the ranks wait for each other
             rank.graph.replay()
         if work.sampling and self._eager.is_last:
             self._eager.sample(stage, [rank.outputs for rank in ranks], work)
+        return None
 
     def _capture_all(self, shapes: Sequence[Shape]) -> CaptureReport:
         begin = time.perf_counter()

@@ -4,7 +4,7 @@ The first stage begins with carry-over, the last stage ends with sampling, and a
 the iteration on each rank. `EagerIteration` runs the iteration operation by operation, for any shape.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -15,7 +15,7 @@ from cbatch.limits import Limits
 from cbatch.runtime.batch import Shape, Work, device_views
 from cbatch.runtime.carry import Drafting, Proposer, TextProposer, carry_over, step_back
 from cbatch.runtime.draft_model import ModelProposer
-from cbatch.runtime.gpu.ranks import Steps, lockstep
+from cbatch.runtime.gpu.ranks import Steps, finish, lockstep
 from cbatch.runtime.sampling import sample, uniform
 from cbatch.runtime.slots import RankSlot, StageSlot
 from cbatch.runtime.stage_model import Model
@@ -34,8 +34,11 @@ class Iteration(Protocol):
     def shape(self, step: Step) -> Shape:
         """Returns the padded shape in which a step is packed and computed."""
 
-    def __call__(self, stage: StageSlot, work: Work) -> None:
-        """Computes each rank's output from the rank's packed inputs and its `arriving` data."""
+    def __call__(self, stage: StageSlot, work: Work) -> Iterator[None] | None:
+        """Computes each rank's output from the rank's packed inputs and its `arriving` data.
+
+        Returns what the host has left to enqueue, in parts between which it may do other work; None: nothing.
+        """
 
 
 def make_drafting(
@@ -66,10 +69,14 @@ class EagerIteration:
     def shape(self, step: Step) -> Shape:
         return Shape.of(step)
 
-    @torch.inference_mode()
     def __call__(self, stage: StageSlot, work: Work) -> None:
+        finish(self.parts(stage, work))
+
+    @torch.inference_mode()
+    def parts(self, stage: StageSlot, work: Work) -> Steps[None]:
+        """Computes the same in parts."""
         steps = [self.steps(index, rank, work) for index, rank in enumerate(stage.ranks)]
-        outputs = lockstep(steps, [rank.device for rank in stage.ranks])
+        outputs = yield from lockstep(steps, [rank.device for rank in stage.ranks])
         if self.is_last and work.sampling:
             self.sample(stage, outputs, work)
 

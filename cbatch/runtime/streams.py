@@ -48,7 +48,8 @@ class Stream(Protocol):
     def event(self) -> Any:
         """Returns a new event that this stream can record."""
 
-    def run(self, operation: Operation) -> None: ...
+    def run(self, operation: Operation) -> Any:
+        """Enqueues an operation, and may return its result if the host has enqueued it itself."""
 
     def record(self, event: Any) -> None: ...
 

@@ -61,7 +61,7 @@ class SimExecutor(Executor):
 
     def restart(self) -> None:
         self._stages = Stages(self.num_stages)
-        self._now = self._copied_at = self._received_at = self._delay = 0.0
+        self._now = self._ready_at = self._copied_at = self._received_at = self._delay = 0.0
         self._num_in_flight = 0
         self._rejected = deque[tuple[Ints, Ints]]()  # table rows and drafts of each iteration in flight with drafts
         self._latest: deque[Span] = deque(maxlen=self.num_stages)
@@ -100,7 +100,9 @@ class SimExecutor(Executor):
         if step.drafts is not None:
             span = span._replace(accepted=self._draw(step, step.drafts))
         self._latest.append(span)
-        self._advance(launched, _HOST)
+        self._ready_at = launched
+        if not host.receives_in_launch:
+            self._advance(launched, _HOST)
         return span
 
     def wait(self, in_flight: Span) -> StepResult:
@@ -111,6 +113,9 @@ class SimExecutor(Executor):
         if accepted is not None:
             self._rejected.popleft()
         return StepResult(None, started, ended, None, self.graph_tokens(shape), None, blocks, accepted)
+
+    def ready_at(self) -> float:
+        return self._ready_at
 
     def delay(self, seconds: float) -> None:
         """Lengthens the next iteration: the device also sends."""
@@ -159,6 +164,7 @@ class SimExecutor(Executor):
         return self._now
 
     def sleep_until(self, time: float) -> None:
+        self._advance(min(time, self._ready_at), _HOST)
         self._advance(time, Cause.NO_WORK)
 
     def accounts(self) -> list[StageAccount]:

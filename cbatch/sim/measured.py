@@ -47,6 +47,7 @@ class HostTime:
         block, and its tokens and blocks are entered in tables.
     seconds_per_chunk: of each other prompt, or chunk of one, in an iteration. The asynchronous loop hides this time, as the device takes longer.
     eager_seconds: added for each rank if operations are launched one by one, without a captured graph, while the device computes.
+    receives_in_launch: whether the host receives earlier tokens while it launches so. It plans again after the launch.
     server_seconds: of each request, on its way from the server to the engine; see `Arrivals`.
     handover_seconds: from a request's first token to the turn of the replica that continues it, if idle: messages between threads.
     """
@@ -59,6 +60,7 @@ class HostTime:
     seconds_per_found_prompt: HostSeconds = 0.0
     seconds_per_found_token: HostSeconds = 0.0
     seconds_per_chunk: HostSeconds = 0.0
+    receives_in_launch: bool = False
 
     def of(self, num_requests: int, found: Sequence[int] = (), num_chunks: int = 0) -> float:
         """Returns the seconds of an iteration. found: tokens that admitted requests found in the prefix cache."""

@@ -44,6 +44,7 @@ def host_times(server: Server, laboratory: Laboratory, vocabulary_size: int, cap
     prompt, token = found_seconds(server, vocabulary_size)
     extra = {
         "eager_seconds": round(eager, 5),
+        "receives_in_launch": eager > 0,
         "seconds_per_found_prompt": round(prompt, 7),
         "seconds_per_found_token": round(token, 12),
     }

@@ -152,6 +152,7 @@ class Laboratory:
         for _ in range(MOST_REPEATS + 1):  # the first launch may compile
             begin = self.executor.now()
             launched = self.executor.launch(self._step(batch))
+            self.executor.ready_at()
             taken.append(self.executor.now() - begin)
             self.executor.wait(launched)
         return float(np.median(taken[1:]))

@@ -32,7 +32,7 @@ class Watched:
         self.shapes: list[BatchShape] = []
         self.num_stages, self.needs_tokens = executor.num_stages, executor.needs_tokens
         self.wait, self.restart = executor.wait, executor.restart
-        self.now, self.sleep_until = executor.now, executor.sleep_until
+        self.now, self.sleep_until, self.ready_at = executor.now, executor.sleep_until, executor.ready_at
 
     def launch(self, step: Step) -> Any:
         in_flight = self.executor.launch(step)

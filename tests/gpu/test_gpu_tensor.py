@@ -66,7 +66,7 @@ def test_both_ranks_normalise_the_same_sum(rows: int, captured: bool) -> None:
             yield
             add_norm(parts, outputs[rank][number], norm, 1e-5, dependent=True, meeting=meeting)
 
-    lockstep([meet(rank) for rank in range(RANKS)], [exchange.arrived for exchange in made])
+    finish(lockstep([meet(rank) for rank in range(RANKS)], [exchange.arrived for exchange in made]))
     synchronize([devices])
     if captured:
         graphs = [torch.cuda.CUDAGraph() for _ in devices]

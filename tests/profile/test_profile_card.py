@@ -48,6 +48,9 @@ class OtherCard:
     def now(self) -> float:
         return self.host
 
+    def ready_at(self) -> float:
+        return 0.0
+
     def wait(self, in_flight: StepResult) -> StepResult:
         return in_flight
 

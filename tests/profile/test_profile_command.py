@@ -69,6 +69,9 @@ class Clockwork:
         self.ended = self.clock
         return StepResult(None, started, self.clock)
 
+    def ready_at(self) -> float:
+        return 0.0
+
     def saved(self, shape: BatchShape) -> float:
         """What the iteration takes less, after those before it."""
         if self.power is None or self.gpu_clock is None:

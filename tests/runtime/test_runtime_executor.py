@@ -4,8 +4,10 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
+from any_order import AnyOrderStream
 from fuzz_policy import FuzzPolicy
 from rig import LONGEST, Ask, Rig, build, threads
 from schedules import UnitCost
@@ -13,10 +15,12 @@ from tiny_models import LLAMA, greedy_references, make_executor, sampled_referen
 
 from cbatch import Engine, Limits, Request, Step
 from cbatch.kv import KVSize
-from cbatch.runtime.batch import Shape
+from cbatch.runtime.batch import Shape, Work
 from cbatch.runtime.executor import StreamExecutor
+from cbatch.runtime.gpu.ranks import finish
 from cbatch.runtime.iteration import EagerIteration
-from cbatch.runtime.streams import Operation, StreamError
+from cbatch.runtime.slots import StageSlot
+from cbatch.runtime.streams import Operation, StreamError, Streams, stream_names
 from policies.orca import Orca
 
 LIMITS = Limits(max_batch=4, max_tokens=200, max_request_tokens=64)
@@ -123,6 +127,75 @@ def test_an_executor_serves_one_run_after_the_other() -> None:
         assert engine_of(executor, requests).run().copies == []
         assert [request.output for request in requests] == [reference.output[:length] for reference in references]
     executor.close()
+
+
+class Reached:
+    """An event on a device that has done its work once `done` has so many entries, which takes time."""
+
+    def __init__(self, done: list[str]) -> None:
+        self.done, self.at = done, 0
+
+    def is_reached(self) -> bool:
+        return len(self.done) >= self.at
+
+    def synchronize(self) -> None:
+        self.done += ["wait"] * (self.at - len(self.done))
+
+    def time(self) -> float:
+        return 0.0
+
+
+class Here(AnyOrderStream):
+    """A stream as on a GPU, where the host enqueues each operation itself; its events are reached ten entries later."""
+
+    def __init__(self, done: list[str]) -> None:
+        self.done = done
+
+    def event(self) -> Any:
+        return Reached(self.done)
+
+    def run(self, operation: Operation) -> Any:
+        return operation()
+
+    def record(self, event: Any) -> None:
+        event.at = len(self.done) + 10
+
+    def wait(self, event: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_wait_goes_on_with_the_launch_of_the_next_iteration_and_the_next_plan_comes_after_it() -> None:
+    """A prompt, launched in 30 parts, joins decodes, launched at once."""
+    done: list[str] = []
+
+    class InParts(EagerIteration):
+        def __call__(self, stage: StageSlot, work: Work) -> Any:
+            if work.shape.num_tokens > work.shape.num_rows:
+                return self.parts(stage, work)
+            return finish(super().parts(stage, work))
+
+        def parts(self, stage: StageSlot, work: Work) -> Any:
+            for _ in range(30):
+                done.append("part")
+                yield
+            yield from super().parts(stage, work)
+
+    asks = [Ask(0, max_new_tokens=8), Ask(1, max_new_tokens=4, arrival_iteration=3)]
+    streams = Streams.of([Here(done) for _ in stream_names()])
+    rig = build(streams, Orca(), asks, greedy_references(LLAMA), kind=InParts)
+    plan, absorb = rig.engine.policy.plan, rig.engine.state.absorb
+    events: list[tuple[str, int]] = []
+
+    def noted(what: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: (events.append((what, done.count("part"))), call(*given))[1]
+
+    vars(rig.engine.policy)["plan"], vars(rig.engine.state)["absorb"] = noted("plan", plan), noted("absorb", absorb)
+    rig.run()
+    joins = (
+        events.index(("plan", 30)) - 2
+    )  # the prompt's first 4 parts are launched before the wait, which looks after every 4 more
+    assert events[joins : joins + 3] == [("plan", 0), ("absorb", 12), ("plan", 30)]
 
 
 class Largest(EagerIteration):

@@ -95,7 +95,7 @@ def test_more_chunks_than_a_graph_holds_run_eagerly_though_the_shape_is_the_same
     shape = Shape(64, 33, 16)
     graph: Any = SimpleNamespace(replay=lambda: calls.append("replay"))
     iteration = GraphedIteration.__new__(GraphedIteration)
-    iteration._eager = lambda *_: calls.append("eager")  # type: ignore[assignment]
+    iteration._eager = SimpleNamespace(parts=lambda *_: calls.append("eager"))  # type: ignore[assignment]
     iteration.graphs = {(shape, 0): [Captured(graph, torch.empty(0))]}
     iteration.num_replayed = iteration.num_eager = 0
     slot: Any = SimpleNamespace(index=0)

@@ -99,10 +99,10 @@ def test_hidden_states_are_the_same_bits_on_all_ranks(spec: ModelSpec) -> None:
     batch.kv_indices.copy_(torch.arange(16))
     tokens, leaving = torch.arange(16, dtype=torch.int32), [torch.zeros(16, spec.hidden_size) for _ in models]
     with torch.inference_mode():
-        lockstep(
-            [model.steps(tokens, batch, Extents(16, 16, 1), out) for model, out in zip(models, leaving, strict=True)],
-            leaving,
-        )
+        of_ranks = [
+            model.steps(tokens, batch, Extents(16, 16, 1), out) for model, out in zip(models, leaving, strict=True)
+        ]
+        finish(lockstep(of_ranks, leaving))
     assert leaving[0].any() and all(torch.equal(leaving[0], other) for other in leaving[1:])
 
 
@@ -112,7 +112,7 @@ def test_of_equally_likely_tokens_the_lowest_is_chosen_whoever_has_it() -> None:
     logits[0, [30, 50, 90]] = logits[1, [95, 72]] = logits[2, [24, 23]] = 1.0
     out = [torch.zeros(4, dtype=torch.int32) for _ in models]
     parts = [logits[:, Rank(index, 4).share(96)] for index in range(4)]
-    lockstep([model.choose(*pair) for model, *pair in zip(models, parts, out, strict=True)], out)
+    finish(lockstep([model.choose(*pair) for model, *pair in zip(models, parts, out, strict=True)], out))
     assert [tokens.tolist() for tokens in out] == [[30, 72, 23, 0]] * 4
 
 
@@ -123,9 +123,9 @@ def test_ranks_that_meet_a_different_number_of_times_are_an_error() -> None:
         return number
 
     place = torch.zeros(1)
-    assert lockstep([steps(2), steps(2)], [place, place]) == [2, 2] and finish(steps(5)) == 5
+    assert finish(lockstep([steps(2), steps(2)], [place, place])) == [2, 2] and finish(steps(5)) == 5
     with pytest.raises(RuntimeError, match="1 of 2 ranks have ended while the others wait for them"):
-        lockstep([steps(2), steps(1)], [place, place])
+        finish(lockstep([steps(2), steps(1)], [place, place]))
 
 
 # -- what cannot be shared out ----------------------------------------------------------------------------------------

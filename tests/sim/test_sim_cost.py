@@ -1,6 +1,7 @@
 """The cost model: against what was measured, its parts, what it estimates and what it extrapolates."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -163,24 +164,30 @@ def test_a_prompt_of_385_tokens_that_costs_as_much_as_512_has_127_of_padding() -
     assert (figures["batch_tokens"], figures["padding_share"]) == (512, 127 / 512)
 
 
+@pytest.mark.parametrize("receives", [False, True])
 @pytest.mark.parametrize(("launching", "ranks"), [(0.02, 1), (0.2, 1), (0.2, 2)])
-def test_an_iteration_without_a_graph_keeps_the_host_while_the_device_computes(launching: float, ranks: int) -> None:
-    """A prompt of 2,100 tokens, which fits no graph, while another request decodes, in 4 ms: its token is received late.
+def test_an_iteration_without_a_graph_keeps_the_host_while_the_device_computes(
+    launching: float, ranks: int, receives: bool
+) -> None:
+    """A prompt of 2,100 tokens, which fits no graph, while another request decodes, in 4 ms: its token is received late, or during the launch.
 
-    One thread launches the operations of both ranks.
+    One thread launches the operations of both ranks. The next plan waits for that, and sees the request that arrives meanwhile.
     """
     cost = ProfileCost(load_profile("h200"), LLAMA, Topology(ranks), max_batch=4)
-    executor = SimExecutor(cost, HostTime(0.001, eager_seconds=launching / ranks))
+    executor = SimExecutor(cost, HostTime(0.001, eager_seconds=launching / ranks, receives_in_launch=receives))
     limits = Limits(max_batch=4, max_tokens=2304, max_request_tokens=2304, tile=128)
     engine = Engine(Orca(), executor, limits, cost, num_blocks=99, block_size=64)
-    engine.submit([Request(0, 64, 6), Request(1, 2100, 1, arrival_time=0.012)])
+    engine.submit([Request(0, 64, 6), Request(1, 2100, 1, arrival_time=0.012), Request(2, 9, 1, arrival_time=0.031)])
     steps = engine.run().steps
     place = next(place for place, step in enumerate(steps) if step.num_prefill_tokens == 2100)
-    decode, prompt = steps[place - 1], steps[place]
-    assert prompt.launched_at - prompt.planned_at == pytest.approx(0.001 + launching)
-    assert decode.ended < prompt.planned_at + 0.005 and decode.received_at == prompt.launched_at
+    decode, prompt, following = steps[place - 1 : place + 2]
+    launched = prompt.planned_at + 0.001 + launching
+    assert prompt.launched_at == pytest.approx(prompt.planned_at + 0.001 if receives else launched)
+    assert decode.ended < prompt.planned_at + 0.005
+    assert decode.received_at == (decode.ended if receives else prompt.launched_at)
     assert prompt.started == pytest.approx(max(decode.ended, prompt.planned_at + 0.001))
-    assert (prompt.ended == prompt.launched_at) == (launching > 0.02)
+    assert (prompt.ended == pytest.approx(launched)) == (launching > 0.02)
+    assert following.planned_at == pytest.approx(launched) and following.num_prefill_tokens == 9
     assert all(step.launched_at - step.planned_at == pytest.approx(0.001) for step in steps[:place])
 
 
@@ -195,12 +202,11 @@ def test_the_card_s_factor_of_launches_lengthens_those_without_a_graph_alone() -
         engine = Engine(Orca(), executor, limits, cost, num_blocks=99, block_size=64)
         engine.submit([Request(0, 300, 9), Request(1, 2100, 4, arrival_time=0.02)])
         steps = engine.run().steps
-        launches.append([(step.num_prefill_tokens, step.launched_at - step.planned_at) for step in steps])
-    longer = {}
-    for (tokens, usual), (again, slow) in zip(*launches, strict=True):
-        assert tokens == again
-        longer[tokens] = slow - usual
-    assert longer == pytest.approx({300: 0.0, 2100: 0.01172, 0: 0.0})
+        launches.append(
+            {step.num_prefill_tokens: after.planned_at - step.launched_at for step, after in pairwise(steps)}
+        )
+    longer = {tokens: launches[1][tokens] - usual for tokens, usual in launches[0].items()}
+    assert longer.keys() == {300, 2100, 0} and longer[2100] == pytest.approx(0.01172) and longer[300] == 0
 
 
 @pytest.mark.parametrize("alone", [False, True])

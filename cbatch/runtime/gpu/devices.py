@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import chain, pairwise, permutations
+from typing import Any
 
 import torch
 
@@ -149,11 +150,11 @@ class CudaStream:
     def event(self) -> CudaEvent:
         return CudaEvent(self._clocks)
 
-    def run(self, operation: Operation) -> None:
+    def run(self, operation: Operation) -> Any:
         with ExitStack() as current:
             for stream in reversed(self.streams):  # the first GPU becomes the current one
                 current.enter_context(torch.cuda.stream(stream))
-            operation()
+            return operation()
 
     def record(self, event: CudaEvent) -> None:
         for stream, part in zip(self.streams, event.events, strict=True):

@@ -25,10 +25,10 @@ def finish(steps: Steps[Result]) -> Result:
             return result
 
 
-def lockstep(ranks: Sequence[Steps[Result]], places: Sequence[torch.Tensor]) -> list[Result]:
+def lockstep(ranks: Sequence[Steps[Result]], places: Sequence[torch.Tensor]) -> Steps[list[Result]]:
     """Computes all ranks in turn, each up to its next yield, so that no rank waits for work that has not been enqueued.
 
-    places: a tensor on each rank's device; that device is the current device while the rank computes.
+    Yields after each turn of all ranks. places: a tensor on each rank's device; that device is the current device while the rank computes.
 
     Raises RuntimeError: the ranks do not yield equally often.
     """
@@ -42,6 +42,7 @@ def lockstep(ranks: Sequence[Steps[Result]], places: Sequence[torch.Tensor]) -> 
                     results.append(end.value)
         if len(results) not in (0, len(ranks)):
             raise RuntimeError(f"{len(results)} of {len(ranks)} ranks have ended while the others wait for them")
+        yield
     return results
 
 
