@@ -102,7 +102,7 @@ SHOWS = {
 
 def late(stream: Any, wait: Callable[[], object]) -> AbstractContextManager[Any]:
     """Runs `wait` in the stream before each of its operations."""
-    return patch.object(stream, "run", lambda operation, run=stream.run: run(lambda: (wait(), operation())))
+    return patch.object(stream, "run", lambda operation, run=stream.run: run(lambda: (wait(), operation())[1]))
 
 
 def tokens_of(server: Server, batch: int, new: int, vocabulary: int, asynchronous: bool = True) -> Tokens:

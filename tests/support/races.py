@@ -113,7 +113,7 @@ class CheckedStream:
     def event(self) -> CheckedEvent:
         return CheckedEvent(self.inner.event(), self._history)
 
-    def run(self, operation: Callable[[], object]) -> None:
+    def run(self, operation: Callable[[], object]) -> Any:
         """Enqueue an operation that accesses what is declared and nothing else.
 
         Raises:
@@ -122,7 +122,7 @@ class CheckedStream:
         """
         self._follow_host()
         self._checker.access(self._agent, self._checker.declarations.of(operation))
-        self.inner.run(operation)
+        return self.inner.run(operation)
 
     def record(self, event: CheckedEvent) -> None:
         self._follow_host()
