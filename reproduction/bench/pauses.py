@@ -62,13 +62,15 @@ class Timed(Watched):
         class Handed:
             shape = iteration.shape
 
-            def __call__(_, *arguments: Any) -> None:  # noqa: N805
+            def __call__(_, *arguments: Any) -> Any:  # noqa: N805
                 times.append(self.now())
-                iteration(*arguments)
+                return iteration(*arguments)
 
         slot.pack, self._iterations[0] = packed, Handed()
         try:
-            return super().launch(step)
+            launched = super().launch(step)
+            self.ready_at()
+            return launched
         finally:
             slot.pack, self._iterations[0] = pack, iteration
 

@@ -82,10 +82,16 @@ def pair(run: ServedRun, profile: Profile) -> Pair:
 def simulate(
     run: ServedRun, profile: Profile, requests: Sequence[Request] | None = None, cost: ProfileCost | None = None
 ) -> RunRecord:
-    """Simulates the same requests, or others, under the same policy and limits, in the same loop. cost: `cost_of` them, which counts iterations."""
+    """Simulates the same requests, or others, under the same policy and limits, in the same loop, with the host of their runtime.
+
+    cost: `cost_of` them, which counts iterations.
+    """
     asynchronous = run.settings.get("loop", "async") == "async"
     cost, (limits, kv) = cost or cost_of(run, profile), _sizes(run)
-    server = Server(SimExecutor(cost, profile.host_time(asynchronous, cost.spec)), limits, cost, kv)
+    host = profile.host_time(asynchronous, cost.spec)
+    if not run.settings.get("receives_in_launch"):
+        host = replace(host, receives_in_launch=False)
+    server = Server(SimExecutor(cost, host), limits, cost, kv)
     asked = run.requests() if requests is None else requests
     return server.serve(make_policy(run.settings["policy"]), asked, asynchronous=asynchronous)
 
@@ -128,6 +134,7 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
             "percentile_rank": ranks,
             "iterations": iteration_errors(run, profile),
             "eager_iterations": num_eager,
+            "receives_in_launch": run.settings.get("receives_in_launch", False),
         }
     return {
         "profile": profile.name,
@@ -145,7 +152,7 @@ def gpus_of(cases: Mapping[str, Any]) -> int:
 
 
 def tables_of(profile: Profile, gpus: int = 1) -> str:
-    """Returns a digest of the tables of this number of GPUs in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, power, peaks, links, shapes, block size, wider formats, drafts, and host times of prompts in the cache and of handovers, which they lack, and of chunks, which the asynchronous loop hides."""
+    """Returns a digest of the tables of this number of GPUs in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, power, peaks, links, shapes, block size, wider formats, drafts, host times of prompts in the cache and of handovers, which they lack, and of chunks, which the asynchronous loop hides, and whether tokens are received in a launch (`is_of_earlier_runtime`)."""
     models = {
         name: replace(
             model,
@@ -181,6 +188,7 @@ def tables_of(profile: Profile, gpus: int = 1) -> str:
 
 def _of_decodes(times: HostTimes | None) -> HostTimes | None:
     without = {
+        "receives_in_launch": False,
         "seconds_per_found_prompt": 0.0,
         "seconds_per_found_token": 0.0,
         "seconds_per_chunk": 0.0,
@@ -213,6 +221,12 @@ def in_graphs(cases: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         for name, runs in cases.items()
     }
     return {name: runs for name, runs in chosen.items() if runs}
+
+
+def is_of_earlier_runtime(run: Mapping[str, Any], profile: Profile) -> bool:
+    """Whether a run received tokens after launches without a graph, of which it had some, and the profile's runtime receives them in between."""
+    receives = profile.host_time(asynchronous=True).receives_in_launch and not run.get("receives_in_launch")
+    return receives and run["eager_iterations"] != 0 and run["loop"] == "async"
 
 
 def judged(cases: Mapping[str, Any], name: str) -> list[tuple[str, dict[str, Any]]]:

@@ -88,7 +88,7 @@ def serve(machine: Machine, spec: ModelSpec, case: Case, policy: str, requests: 
     blocks = {key: getattr(server.kv, key) for key in ("num_blocks", "block_size")}
     sizes = {"batch": limits.max_batch, **tokens, **blocks}
     settings = {"case": case.name, "policy": policy, "model": spec.name, **sizes, "load": case.load, "rate": case.rate}
-    settings |= {"loop": case.loop, "tensor_parallel": case.tensor_parallel}
+    settings |= {"loop": case.loop, "tensor_parallel": case.tensor_parallel, "receives_in_launch": True}
     prompt, output = min(WARM_UP[0], limits.max_request_tokens - WARM_UP[1]), WARM_UP[1]
     server.serve(make_policy(policy), equal_requests(limits.max_batch, prompt, output, vocabulary.size))
     asked = requests.requests(vocabulary)

@@ -11,7 +11,16 @@ from cbatch.request import spec_of
 from cbatch.sim import load_profile
 from cbatch.sim.provenance import IN_GRAPHS
 from reproduction.validation.cases import CASES, SERVE, sizes, workload
-from reproduction.validation.compare import TARGETS, card_of, gpus_of, in_graphs, on_card, summarize, tables_of
+from reproduction.validation.compare import (
+    TARGETS,
+    card_of,
+    gpus_of,
+    in_graphs,
+    is_of_earlier_runtime,
+    on_card,
+    summarize,
+    tables_of,
+)
 from reproduction.validation.runs import ServedRun, asked_run
 
 KNOWN = {case.name: case for case in CASES}
@@ -31,14 +40,16 @@ def pool(files: Iterable[Path], profile: str) -> dict[str, dict[str, Any]]:
             found = content.get("errors", {}).get("profile", content)  # at the profile's speed, not at the cards'
             if found["profile"] != profile:
                 raise ValueError(f"compares profile {found['profile']}, not {profile}")
-            gpus = gpus_of(found["cases"])
-            tables = tables_of(load_profile(profile), gpus)
+            gpus, known = gpus_of(found["cases"]), load_profile(profile)
+            tables = tables_of(known, gpus)
             if found.get("tables", tables) != tables:
                 raise ValueError(f"was simulated with other tables of {profile}; give path=TRACE to simulate again")
             for name, policies in found["cases"].items():
                 case, card = card_of(name)
                 for policy, run in policies.items():
-                    whole = {"batch": KNOWN[case].batch, "loop": KNOWN[case].loop} | run if "batch" not in run else run
+                    whole = {"batch": KNOWN[case].batch, "loop": KNOWN[case].loop, "eager_iterations": None} | run
+                    if is_of_earlier_runtime(whole, known):
+                        continue
                     key = whole["loop"] + (f", {gpus} GPUs" if gpus > 1 else "")
                     loops.setdefault(key, {}).setdefault(on_card(case, len(origins) + int(card)), {})[policy] = whole
             origins += content["measured"]
@@ -89,6 +100,7 @@ def stored_runs(file: Path, paths: Sequence[str], tables: str) -> list[ServedRun
                 if (asked := next((asked for asked in made if _asked_tokens(asked) == tokens), None)) is None:
                     raise ValueError(f"{name} was served from another trace than path={','.join(paths)}")
                 settings = {"case": name, "policy": policy, **sizes(case, asked), "load": case.load, "rate": case.rate}
+                settings["receives_in_launch"] = run.get("receives_in_launch", False)
                 settings["iterations"] = run["iterations"] if content["tables"] == tables else {}
                 found.append(asked_run({**settings, "loop": case.loop}, run["measured"], asked))
         return found
