@@ -27,7 +27,9 @@ from reproduction.validation.compare import CLOSED, card_of, in_graphs
 
 FILES = (
     *(f"h100/{name}" for name in ("ranked", "other-card", "code", "held_out", "newer-kernels", "sessions")),
-    *(f"h200/{name}" for name in ("ranked", "code", "code-150", "code-card", "batch-32", "batch-32-code", "batch-128")),
+    *(f"h200/{name}" for name in ("ranked", "code", "code-150", "code-card", "code-slow")),
+    *(f"h200/{name}" for name in ("batch-32", "batch-32-code", "batch-128")),
+    *(f"h200/received-{name}" for name in ("chats", "code", "chats-pairs", "code-pairs")),
     *(f"h200/held_out{end}" for end in ("", "-batches", "-qwen3-8b", "-synchronous")),
     *(f"h200/capacity{end}" for end in ("-90", "", "-bracket")),
 )
