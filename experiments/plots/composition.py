@@ -16,7 +16,7 @@ from cbatch import ConfigError
 from cbatch.results.utilisation import device_seconds, machines_of, windows_of
 from experiments.plots.series import load_runs
 from experiments.plots.style import DECODE, PADDING, PLAIN, PREFILL, Look, add_title, new_figure, print_style
-from experiments.store.csv_tables import ENERGY, POOL, REPLICA
+from experiments.store.csv_tables import ENERGY, POOL, PREFILLED_ON, REPLICA
 from experiments.store.tables import read_requests, read_steps
 
 _MOST_STEPS = 400
@@ -38,8 +38,8 @@ _MOST_PARTS = 60  # maximum intervals of time, each with the prompts of the requ
 @print_style()
 def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Figure:
     """Draws panels over time: tokens, requests, KV cache, MFU and MBU where the GPU's peak is known, the power of each replica's GPUs where
-    it is measured or predicted, and with a prefix cache the parts of prompts admitted at each time, unless requests moved: a request's row has the
-    replica that ended it, not the one that computed its prompt.
+    it is measured or predicted, and with a prefix cache the parts of prompts admitted at each time, at the replica that computed them: of a request
+    that moved, `recomputed` includes what its decoder computed again.
 
     Raises ConfigError if there is no finished run, there are several runs, or the run has no iterations or no such replica.
 
@@ -49,6 +49,8 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
     shown = load_runs(folder, look, 1)
     run = shown.iloc[0]
     steps, served = read_steps(run["folder"]), read_requests(run["folder"])
+    if PREFILLED_ON in served:
+        served[REPLICA] = served[PREFILLED_ON].fillna(served[REPLICA])
     if steps.empty:
         raise ConfigError(f"{run['folder']}: the run has no iterations to draw; choose another run")
     known = range(int(run["backend.replicas"])) if REPLICA in steps else range(0)
@@ -68,8 +70,7 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
         power = [_predicted(part, work, i, part if scaled else steps) for i, part in own.items()]
     names = ["tokens per iteration", "requests", "KV [%]", *[SHARES] * bool(work)]
     names += [POWER] * (power is not None)
-    moved = "transfers" in run["summary"] and bool(((served["lost_tokens"] > 0) & (served["preemptions"] == 0)).any())
-    names += [PROMPTS] * ("cached_tokens" in served and not moved)
+    names += [PROMPTS] * ("cached_tokens" in served)
     omitted = len(known) - len(chosen)
     height, ratios, how = 1.7 + 0.9 * len(names), (2, *[1] * (len(names) - 1)), ""
     figure, rows = new_figure(len(names), len(parts), height, ratios=ratios, sharex=True, sharey="row")
@@ -94,7 +95,7 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
         if not look.size or look.size[1] >= 1 + 0.7 * len(names):  # inches: room for as many
             row[0].yaxis.set_major_locator(ticks)
         row[0].yaxis.set_major_formatter("{x:,g}")
-        row[0].set(ylabel=name, ylim=(0, ticks.tick_values(0, top)[-1]))
+        row[0].set(ylabel=name, ylim=(0, ticks.tick_values(0, top * (1 - 1e-9))[-1]))  # sums of shares may exceed 100
     for row in rows:
         handles = {drawn.get_label(): drawn for panel in row for drawn in panel.get_legend_handles_labels()[0]}
         if handles:
