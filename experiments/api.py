@@ -11,11 +11,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, overload
 
 from cbatch import ConfigError, Policy
-from experiments.report.headings import check_measured
 from experiments.serve import Result
 from experiments.serve import serve as serve_settings
 from experiments.settings.hardware import count_gpus
 from experiments.settings.keywords import OF_FILES, settings_of
+from experiments.setup.measured import check_measured
 from experiments.setup.pools import check_profiles
 from experiments.workloads import Workload
 
@@ -168,8 +168,8 @@ def compare(
     metrics = metric if isinstance(metric, Collection) and not isinstance(metric, str) else [metric]
     if seeds == 1:
         raise ConfigError(f"{seeds=}: one seed gives no interval; give more, as in seeds=3")
-    for policy in policies:
-        check_measured(metrics, settings_of(policy, workload, {"backend": "sim", **keys}, caller=compare))
+    of_each = [settings_of(policy, workload, {"backend": "sim", **keys}, caller=compare) for policy in policies]
+    check_measured(metrics, of_each)
     runs = _frame(result for policy in policies for result in _replicate(compare, policy, workload, seeds, None, keys))
     if (number := runs["label"].nunique()) < len(policies):
         problem = f"{len(policies)} policies have {number} labels ({', '.join(runs['label'].unique())})"

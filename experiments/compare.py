@@ -43,7 +43,7 @@ from cbatch.validation import nearest
 from experiments.keys import key_of
 from experiments.report import headings
 from experiments.report.conditions import in_graphs, ratio_error
-from experiments.report.headings import check_measured, flat, no_such_figure
+from experiments.report.headings import flat, no_such_figure
 from experiments.report.intervals import Compared, compare, few_text, holm, holm_text
 from experiments.report.labels import is_baseline
 from experiments.report.notes import notes_of, tail_text
@@ -53,6 +53,7 @@ from experiments.run import run_sweep
 from experiments.settings.command_line import run
 from experiments.settings.option_arguments import option_names
 from experiments.settings.overrides import check_given_once, with_search_path
+from experiments.setup.measured import check_measured
 from experiments.store.claim import check_writable
 from experiments.store.provenance import write_text
 from experiments.store.replications import read_replications
