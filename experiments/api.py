@@ -16,7 +16,7 @@ from experiments.serve import serve as serve_settings
 from experiments.settings.hardware import count_gpus
 from experiments.settings.keywords import OF_FILES, settings_of
 from experiments.setup.measured import check_measured
-from experiments.setup.pools import check_profiles
+from experiments.setup.pools import check_policies, check_profiles
 from experiments.workloads import Workload
 
 if TYPE_CHECKING:
@@ -170,6 +170,7 @@ def compare(
         raise ConfigError(f"{seeds=}: one seed gives no interval; give more, as in seeds=3")
     of_each = [settings_of(policy, workload, {"backend": "sim", **keys}, caller=compare) for policy in policies]
     check_measured(metrics, of_each)
+    check_policies(of_each)
     runs = _frame(result for policy in policies for result in _replicate(compare, policy, workload, seeds, None, keys))
     if (number := runs["label"].nunique()) < len(policies):
         problem = f"{len(policies)} policies have {number} labels ({', '.join(runs['label'].unique())})"
@@ -283,11 +284,9 @@ def _replicate(
 def _frame(results: Iterable[Result]) -> "pd.DataFrame":
     from experiments.store.runs import frame_of  # loads pandas
 
-    rows = list[tuple[Path, dict[str, Any]]]()
-    for number, result in enumerate(results):
-        summary = result.summary
-        rows.append((Path(f"run {number}"), {**summary, "about": {**summary["about"], "number": number}}))
-    return frame_of(rows)
+    summaries = enumerate(result.summary for result in results)
+    numbered = ((at, {**summary, "about": {**summary["about"], "number": at}}) for at, summary in summaries)
+    return frame_of((Path(f"run {number}"), summary) for number, summary in numbered)
 
 
 def _serve(

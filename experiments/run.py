@@ -19,6 +19,7 @@ from experiments.settings.command_line import HELP, exit_status, no_such_option
 from experiments.settings.compose import compose, compose_sweep, show
 from experiments.settings.overrides import check_given_once, check_overrides, log_unread, with_search_path, with_seeds
 from experiments.settings.settings import ROOT_KEYS, Settings
+from experiments.setup.pools import check_policies
 from experiments.store.claim import TerminatedError, sigterm_raises
 from experiments.store.run_folder import ERRORS, remove_begun, run_folders
 from experiments.sweep import claimed_sweep, end_of_sweep, how_to_resume, sweep_folder
@@ -103,7 +104,9 @@ def _launch(overrides: list[str], command: Command, folder: Path, check: Check) 
     """Runs a sweep; each of its runs is checked before the first one starts."""
     (folder / ERRORS).unlink(missing_ok=True)
     sweep = compose_sweep(*overrides, name=command.config)
-    check([job.read_checked(command, composed) for composed in sweep.jobs])
+    runs = [job.read_checked(command, composed) for composed in sweep.jobs]
+    check(runs)
+    check_policies(runs)
     log_unread(sweep.jobs)
     names = {job.folder_name(composed.name) for composed in sweep.jobs}
     if others := [run for run in run_folders(folder, command.result) if run.name not in names]:

@@ -278,6 +278,7 @@ def test_a_capacity_is_that_of_the_command(tmp_path: Path) -> None:
             partial(compare, ["orca", "sarathi"], metric=["ttft_seconds.p50", "prefix_cache.hit_share"]),
             "^metric=prefix_",
         ),
+        (partial(compare, [Failing(), "trail(c=-1)"]), "c=-1"),  # before the first run, which would fail
         (partial(capacity, "orca", slo={"ttft": 1}, output=5), "^output=5: give the path"),
         (partial(plot, 5, "out"), "^plot 5: no such plot"),
         (partial(plot, "curves", None), "^folder=None: give the path"),
