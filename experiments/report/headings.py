@@ -13,7 +13,7 @@ from cbatch import SLO, ConfigError, FinishReason, Request, RunRecord
 from cbatch.record import Life, StepRecord, Transfer
 from cbatch.results.service import NO_CLIENT
 from cbatch.results.summary import summarize
-from cbatch.results.utilisation import Machines, Work
+from cbatch.results.utilisation import Machines, ModelWork
 
 
 class Heading(NamedTuple):
@@ -184,7 +184,7 @@ MORE_COLUMNS = (
 )
 """Additional figures in `experiments.plot table`."""
 
-_MACHINES = Machines(Work(*[1] * len(Work._fields)), np.ones(1), np.ones(1), watts=np.ones((1, 5)))
+_MACHINES = Machines(ModelWork(*[1] * len(ModelWork._fields)), np.ones(1), np.ones(1), watts=np.ones((1, 5)))
 
 
 def heading_of(key: str) -> Heading:

@@ -16,7 +16,7 @@ from cbatch.validation import nearest, shorten
 from experiments.settings.compose import compose, keys_within
 from experiments.settings.construct import PASSED_ON, check_eviction, parameters_of
 from experiments.settings.error_lines import OPEN_LOOP, default_keys
-from experiments.settings.option_arguments import with_arguments
+from experiments.settings.option_arguments import for_hydra
 from experiments.settings.recipe import Recipe
 from experiments.settings.settings import GROUPS, Composed, Settings, read_settings
 from experiments.workloads import Workload
@@ -143,7 +143,7 @@ def _overrides(
 @lru_cache(64)
 def _known_keywords(groups: tuple[str, ...], objects: tuple[str, ...], config: str) -> dict[str, str]:
     """Returns the command line's keys by keyword. groups: the chosen options."""
-    keys = default_keys(config, with_arguments(groups))
+    keys = default_keys(config, for_hydra(groups))
     known: dict[str, str] = {}
     without = (*objects, *_OF_POLICY * ("policy" in objects))
     for section in reversed([name for name in _SECTIONS if name in keys and name not in without]):

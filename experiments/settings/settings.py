@@ -26,7 +26,7 @@ from experiments.settings.backend import Backend
 from experiments.settings.backends import Auto, Cuda
 from experiments.settings.batch import batch_of, is_auto, with_batch
 from experiments.settings.construct import check_eviction, check_evicts, construct
-from experiments.settings.drafters import drafter_of
+from experiments.settings.drafters import make_drafter
 from experiments.settings.hardware import profile_of_gpu
 from experiments.settings.identity import columns_of
 from experiments.settings.recipe import Recipe, recipe_of
@@ -242,7 +242,7 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
         model=model,
         workload=workload,
         policy=recipe_of(config["policy"], config["chunk"], chosen, config.get("drafting")),
-        drafter=drafter_of(config.get("drafter", NO_DRAFTER), model, backend.simulated),
+        drafter=make_drafter(config.get("drafter", NO_DRAFTER), model, backend.simulated),
         eviction=check_eviction(construct("eviction", config["eviction"]), True) if root.prefix_cache else None,
         autoscale=construct("autoscale", config["autoscale"], needs=("wanted",)) if "autoscale" in config else None,
         chosen=chosen,
