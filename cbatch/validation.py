@@ -85,7 +85,7 @@ def check(instance: Any, prefix: str, error: type[CbatchError] = ConfigError) ->
     try:
         accepted = _fields_of(kind).validate_python(values)
     except ValidationError as refusal:
-        raise error(one_line(refusal, prefix, kind)) from None
+        raise error(refusal_line(refusal, prefix, kind)) from None
     for name, value in accepted.items():
         if stated[name] != value or (type(stated[name]), type(value)) == (float, int):
             object.__setattr__(instance, name, value)
@@ -99,7 +99,7 @@ def read(kind: type[T], data: object, prefix: str = "") -> T:
     try:
         built: T = _reader(kind).validate_python(data)
     except ValidationError as refusal:
-        raise ConfigError(one_line(refusal, prefix, kind)) from None
+        raise ConfigError(refusal_line(refusal, prefix, kind)) from None
     return built
 
 
@@ -110,7 +110,7 @@ def parse(kind: Any, text: str, key: str) -> Any:
     try:
         return _text_reader(kind).validate_strings(text, strict=True)
     except ValidationError as refusal:
-        raise ConfigError(one_line(refusal, key)) from None
+        raise ConfigError(refusal_line(refusal, key)) from None
 
 
 def nearest(name: str, known: Collection[str]) -> str:
@@ -194,7 +194,7 @@ def _holds_dataclass(hint: Any) -> bool:
     return is_dataclass(hint) or any(map(_holds_dataclass, get_args(hint)))
 
 
-def one_line(refusal: ValidationError, prefix: str, kind: Any = None) -> str:
+def refusal_line(refusal: ValidationError, prefix: str, kind: Any = None) -> str:
     """Returns one error of pydantic as a line that begins with the key. prefix: prefix of the key. kind: the class, for hints.
 
     An unknown key comes before a missing one, which may be the same key, misspelt.

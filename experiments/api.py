@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, overload
 
 from cbatch import ConfigError, Policy
-from experiments.report.headings import check_measured
 from experiments.serve import Result
 from experiments.serve import serve as serve_settings
 from experiments.settings.hardware import count_gpus
-from experiments.settings.keywords import OF_FILES, settings_of
-from experiments.setup.pools import check_profiles
+from experiments.settings.keywords import OF_FILES, check_read, settings_of
+from experiments.setup.measured import check_measured
+from experiments.setup.pools import check_policies, check_profiles
 from experiments.workloads import Workload
 
 if TYPE_CHECKING:
@@ -168,8 +168,9 @@ def compare(
     metrics = metric if isinstance(metric, Collection) and not isinstance(metric, str) else [metric]
     if seeds == 1:
         raise ConfigError(f"{seeds=}: one seed gives no interval; give more, as in seeds=3")
-    for policy in policies:
-        check_measured(metrics, settings_of(policy, workload, {"backend": "sim", **keys}, caller=compare))
+    of_each = [settings_of(policy, workload, {"backend": "sim", **keys}, caller=compare) for policy in policies]
+    for check in (partial(check_measured, metrics), check_policies, check_read):
+        check(of_each)
     runs = _frame(result for policy in policies for result in _replicate(compare, policy, workload, seeds, None, keys))
     if (number := runs["label"].nunique()) < len(policies):
         problem = f"{len(policies)} policies have {number} labels ({', '.join(runs['label'].unique())})"
@@ -216,10 +217,10 @@ def capacity(
     from experiments.settings.settings import read_as
 
     read: Any = partial(read_as, SearchSettings, SearchKeys)
-    settings: Any = settings_of(policy, workload, keys, "capacity", read, capacity)
-    settings = replace(settings, progress=settings.progress if "progress" in keys else "off")
+    check_read([settings := settings_of(policy, workload, keys, "capacity", read, capacity)])
+    searched: Any = replace(settings, progress=settings.progress if "progress" in keys else "off")
     with TemporaryDirectory() as kept:
-        summary = measure(settings, Path(kept) if output is None else _path(output), log=lambda line: None)
+        summary = measure(searched, Path(kept) if output is None else _path(output), log=lambda line: None)
     figures = summary["capacity"]
     return Capacity(capacity_text(summary), summary, capacity_of(figures)[0], figures["low"], figures["high"])
 
@@ -283,11 +284,8 @@ def _replicate(
 def _frame(results: Iterable[Result]) -> "pd.DataFrame":
     from experiments.store.runs import frame_of  # loads pandas
 
-    rows = list[tuple[Path, dict[str, Any]]]()
-    for number, result in enumerate(results):
-        summary = result.summary
-        rows.append((Path(f"run {number}"), {**summary, "about": {**summary["about"], "number": number}}))
-    return frame_of(rows)
+    summaries = enumerate(result.summary for result in results)
+    return frame_of((Path(f"run {at}"), {**each, "about": {**each["about"], "number": at}}) for at, each in summaries)
 
 
 def _serve(
@@ -296,5 +294,7 @@ def _serve(
     if output is None and (key := next((key for key in OF_FILES if key in keys), None)):
         raise ConfigError(f"{key}={keys[key]}: applies to files only; give output=FOLDER")
     check_profiles(settings := settings_of(policy, workload, keys, caller=caller))
+    if caller is not compare:  # where another policy may read what this one does not
+        check_read([settings])
     path = None if output is None else _path(output)
     return serve_settings(settings, path, log=lambda line: None, bar="progress" in keys)

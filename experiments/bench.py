@@ -69,16 +69,22 @@ def serve(
     if not isinstance(server, Server) or chosen.backend.pools:
         remedy = "leave out backend.replicas= and backend.pools=, or measure replicas with experiments.run"
         raise ConfigError(f"bench: times the iterations of one engine; {remedy}")
-    vocabulary, gpus = chosen.backend.vocabulary(chosen.model), made.limits.num_stages * chosen.backend.tensor_parallel
-    hardware = chosen.backend.hardware(made.cost.profile)
+    vocabulary, gpus = (
+        chosen.backend.vocabulary(chosen.model),
+        made.first.limits.num_stages * chosen.backend.tensor_parallel,
+    )
+    hardware = chosen.backend.hardware(made.first.cost.profile)
     if gpus > 1 and chosen.backend.name != "cpu":
         hardware = f"{hardware.partition(',')[0]} x{gpus}"
     figures: dict[str, dict[str, Any]] = {}
-    sizes = {"batch": made.limits.max_batch, "requests": made.num_requests}
+    sizes = {"batch": made.first.limits.max_batch, "requests": made.num_requests}
     about = {"model": chosen.model.name, **sizes, "workload": repr(chosen.workload), "chosen": made.chosen}
-    print(f"{chosen.model.name}, batch {made.limits.max_batch}, {made.num_requests} requests on {hardware}", flush=True)
+    print(
+        f"{chosen.model.name}, batch {made.first.limits.max_batch}, {made.num_requests} requests on {hardware}",
+        flush=True,
+    )
     with closing(server):
-        server.serve(Orca(), shortened(chosen.workload.requests(vocabulary), made.limits.max_running))
+        server.serve(Orca(), shortened(chosen.workload.requests(vocabulary), made.first.limits.max_running))
         for policy, maker in makers.items():
             runs = repeat(server, maker, lambda: chosen.workload.requests(vocabulary), repeats)
             figures[policy] = {**runs.figures, "iterations": len(runs.record.steps), "eager": runs.eager}

@@ -29,7 +29,7 @@ from 1/1.10 to 1.10. This error depends on whether either run launches iteration
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -42,8 +42,8 @@ from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments.keys import key_of
 from experiments.report import headings
-from experiments.report.conditions import in_graphs, ratio_error
-from experiments.report.headings import check_measured, flat, no_such_figure
+from experiments.report.conditions import in_graphs, profiles_of, ratio_error
+from experiments.report.headings import flat, no_such_figure
 from experiments.report.intervals import Compared, compare, few_text, holm, holm_text
 from experiments.report.labels import is_baseline
 from experiments.report.notes import notes_of, tail_text
@@ -53,6 +53,7 @@ from experiments.run import run_sweep
 from experiments.settings.command_line import run
 from experiments.settings.option_arguments import option_names
 from experiments.settings.overrides import check_given_once, with_search_path
+from experiments.setup.measured import check_measured
 from experiments.store.claim import check_writable
 from experiments.store.provenance import write_text
 from experiments.store.replications import read_replications
@@ -64,7 +65,7 @@ _BELOW = (
     "below N%: simulated ratios of this figure were off by up to N% of the real ones (N is larger if either run launches "
     "iterations without a graph), so the difference may be an error of simulation: docs/hardware-profiles.md#how-small-a-difference-counts"
 )
-_UNKNOWN = "simulated ratios of other figures than throughput, makespan, TTFT, TBT, TPOT and end to end: not compared with real runs"
+_UNKNOWN = "no known error: simulated ratios of this figure, with this profile, were not compared with real runs"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -114,14 +115,14 @@ def _check_policies(names: Sequence[str], baseline: str) -> None:
 class Pair(NamedTuple):
     """A label and the baseline that it is compared with.
 
-    same: both served the same requests. simulated: either is. in_graphs: both were, see `conditions.in_graphs`.
+    same: both served the same requests. profiles, in_graphs: of both, see `conditions`.
     results: by key, in the units of summary.json. unlike: see `unlike`.
     """
 
     label: str
     over: str
     same: bool
-    simulated: bool
+    profiles: Collection[str]
     in_graphs: bool
     results: Mapping[str, Compared]
     unlike: str
@@ -133,7 +134,7 @@ class Pair(NamedTuple):
 
     def error(self, key: str) -> float:
         """Returns the largest known error of such a ratio; 0 if none is known, or nothing is simulated."""
-        return ratio_error(key, self.in_graphs) if self.simulated else 0.0
+        return ratio_error(key, self.in_graphs, self.profiles)
 
     @property
     def shared(self) -> str:
@@ -157,7 +158,7 @@ def report(rows: pd.DataFrame, metrics: Sequence[str] = (), baseline: str = "", 
     policies, settings = rows["policy"].str.partition("(")[0], rows.filter(regex="^but ")
     if policies.nunique() > 1 and settings.size and not any(pair.unlike for pair in pairs):
         alone.append("policies are compared at equal settings: runs=policy=NAME compares the settings of one policy")
-    errors = [pair.error(key) for pair in pairs if pair.simulated for key, of in pair.results.items() if of.significant]
+    errors = [pair.error(key) for pair in pairs if pair.profiles for key, of in pair.results.items() if of.significant]
     alone += [holm_text(results), few_text(result.number for result in results), _UNKNOWN * (0 in errors)]
     below = notes_of(summary["about"] for summary in rows.drop_duplicates("folder")["summary"]) if notes else []
     if notes and "run.counted_requests" in rows and any("p99" in key for pair in pairs for key in pair.results):
@@ -235,7 +236,6 @@ def _counterpart(first: pd.DataFrame, other: pd.DataFrame, group: pd.DataFrame) 
 def _pair(first: pd.DataFrame, second: pd.DataFrame, keys: Sequence[str]) -> Pair:
     label, over = str(second["label"].iloc[0]), str(first["label"].iloc[0])
     abouts = [summary["about"] for rows in (first, second) for summary in rows["summary"]]
-    simulated = any(about["simulated"] for about in abouts)
     same, results = bool(first["served"].iloc[0] == second["served"].iloc[0]), {}
     equal = first["figures"].nunique() == second["figures"].nunique() == 1
     with unlike(first, second) as text:
@@ -247,7 +247,7 @@ def _pair(first: pd.DataFrame, second: pd.DataFrame, keys: Sequence[str]) -> Pai
                 results[key] = result.alone() if equal else result
     if not results:
         raise ConfigError(f"compare: {label} over {over}: no figure in common; give runs of one kind")
-    return Pair(label, over, same, simulated, in_graphs(abouts), results, text)
+    return Pair(label, over, same, profiles_of(abouts), in_graphs(abouts), results, text)
 
 
 def _blocks(pairs: Sequence[Pair]) -> list[str]:
@@ -285,6 +285,7 @@ def _text(pairs: Sequence[Pair], several: bool) -> str:
                 if first.number > 1:
                     texts = intervals_text(result, heading.limits[1], pair.error(key))
                 texts[-1] += ", with launches without a graph" * ("; below " in texts[-1] and not pair.in_graphs)
+                texts[-1] += "; no known error" * (result.significant and bool(pair.profiles) and not pair.error(key))
                 if result.number < pair.number:
                     texts[-1] += f"; {result.number} replications have it"
                 rows.append([heading.text, *names, heading.better, *texts])

@@ -23,7 +23,7 @@ from experiments.plots.saving import save, with_suffix
 from experiments.plots.style import PLAIN, Look
 from experiments.report.headings import COLUMNS, MORE_COLUMNS
 from experiments.report.notes import made_text
-from experiments.settings.command_line import check_name, keyword_arguments, listed, run
+from experiments.settings.command_line import check_name, keyword_arguments, list_names, run
 from experiments.settings.construct import locate
 from experiments.store.claim import check_writable
 from experiments.store.provenance import arguments, write_text
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _usage() -> str:
-    plots = [f"{listed({name: what})}\n{_keys(_maker(name))}" for name, what in NAMES.items()]
+    plots = [f"{list_names({name: what})}\n{_keys(_maker(name))}" for name, what in NAMES.items()]
     general = "Every plot also takes (a table runs= and output=, a heat map no limits and scales):"
     return "\n".join([str(__doc__), "", *plots, "", general, _keys(Look)])
 

@@ -19,10 +19,12 @@ from experiments.settings.command_line import HELP, exit_status, no_such_option
 from experiments.settings.compose import compose, compose_sweep, show
 from experiments.settings.overrides import check_given_once, check_overrides, log_unread, with_search_path, with_seeds
 from experiments.settings.settings import ROOT_KEYS, Settings
+from experiments.setup.pools import check_policies
 from experiments.store.claim import TerminatedError, sigterm_raises
 from experiments.store.run_folder import ERRORS, remove_begun, run_folders
 from experiments.sweep import claimed_sweep, end_of_sweep, how_to_resume, sweep_folder
 
+Check = Callable[[Sequence[Settings]], object]
 _SWEEPS = {"-m", "--multirun"}
 _SHOWS = {"--help", "-h", "--hydra-help", "--version", "--shell-completion", "-sc", "--cfg", "-c", "--info", "-i"}
 """Options of Hydra that print something instead of running."""
@@ -46,19 +48,17 @@ def _main(arguments: Sequence[str], command: Command) -> int:
         return 0
     overrides, sweeps = _overrides(arguments, command)
     if sweeps:
-        _run_sweep(overrides, command, lambda settings: None)
+        _run_sweep(overrides, command, lambda runs: None)
         return 0
     with sigterm_raises():
         job.run_alone(command, job.read_checked(command, compose(*overrides, name=command.config)))
     return 0
 
 
-def run_sweep(
-    arguments: Sequence[str], command: Command = RUN, check: Callable[[Settings], object] = lambda settings: None
-) -> Path:
+def run_sweep(arguments: Sequence[str], command: Command = RUN, check: Check = lambda runs: None) -> Path:
     """Runs a sweep and prints its table; returns its folder. arguments: as on the command line, without -m.
 
-    check: called with the settings of each run before the first one.
+    check: called with the settings of all runs before the first one.
 
     Raises:
         CbatchError: a setting that cannot be used, or a run that failed.
@@ -83,7 +83,7 @@ def _overrides(arguments: Sequence[str], command: Command) -> tuple[list[str], b
     return overrides, sweeps
 
 
-def _run_sweep(overrides: list[str], command: Command, check: Callable[[Settings], object]) -> Path:
+def _run_sweep(overrides: list[str], command: Command, check: Check) -> Path:
     logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # failed runs are reported by `run_in_sweep`
     with sigterm_raises(), claimed_sweep(overrides) as name:
         folder = sweep_folder(name)
@@ -100,12 +100,13 @@ def _run_sweep(overrides: list[str], command: Command, check: Callable[[Settings
     return folder
 
 
-def _launch(overrides: list[str], command: Command, folder: Path, check: Callable[[Settings], object]) -> None:
+def _launch(overrides: list[str], command: Command, folder: Path, check: Check) -> None:
     """Runs a sweep; each of its runs is checked before the first one starts."""
     (folder / ERRORS).unlink(missing_ok=True)
     sweep = compose_sweep(*overrides, name=command.config)
-    for composed in sweep.jobs:
-        check(job.read_checked(command, composed))
+    runs = [job.read_checked(command, composed) for composed in sweep.jobs]
+    check(runs)
+    check_policies(runs)
     log_unread(sweep.jobs)
     names = {job.folder_name(composed.name) for composed in sweep.jobs}
     if others := [run for run in run_folders(folder, command.result) if run.name not in names]:

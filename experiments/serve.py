@@ -185,12 +185,12 @@ def _result_of(
     measures = {
         **vars(run.settings.metrics),
         "num_warming": run.facts.num_warming,
-        "block_size": run.kv.block_size,
+        "block_size": run.first.kv.block_size,
         **_limits_of(run),
         "overshoot_tokens": sum(engine.state.num_overshoot_tokens for engine in run.engine.engines),
         "num_evicted_blocks": sum(cache.pool.num_evicted for cache in caches if cache) if any(caches) else None,
         "outcomes": sum(engine.state.drafts.counts for engine in run.engine.engines),
-        "host": _host_figures(run) if run.kv.num_host_blocks else None,
+        "host": _host_figures(run) if run.first.kv.num_host_blocks else None,
         "num_replicas": len(caches),
         "prices": run.prices,
         "machines": None if "unknown" in (of := about["utilisation"]) else machines_of(of, gathered.steps["replica"]),
@@ -224,7 +224,7 @@ def _result_of(
 def _host_figures(run: Run) -> dict[str, float]:
     """Returns the bytes copied between the KV caches and host memory, and the seconds for which iterations waited for them."""
     engines, settings = run.engine.engines, run.settings
-    block_bytes = run.kv.block_size * (settings.model.kv_bytes_per_token + settings.draft_kv_bytes)
+    block_bytes = run.first.kv.block_size * (settings.model.kv_bytes_per_token + settings.draft_kv_bytes)
     tiers = [engine.state.cache.pool.host for engine in engines if engine.state.cache]
     return {
         "bytes_out": block_bytes * sum(tier.num_out for tier in tiers),
@@ -236,7 +236,7 @@ def _host_figures(run: Run) -> dict[str, float]:
 def _limits_of(run: Run) -> dict[str, Any]:
     """Returns the size of the KV cache and the limit of a batch; if replicas differ, those of each iteration."""
     if len(run.setups) == 1:
-        return {"num_blocks": run.kv.num_blocks, "max_batch": run.limits.max_batch}
+        return {"num_blocks": run.first.kv.num_blocks, "max_batch": run.first.limits.max_batch}
     sizes = [(engine.state.pool.num_blocks, engine.limits.max_batch) for engine in run.engine.engines]
     return dict(zip(("num_blocks", "max_batch"), np.array(sizes)[run.gathered.steps["replica"]].T, strict=True))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cbatch import ConfigError
-from experiments.settings.command_line import check_name, keyword_arguments, listed, run
+from experiments.settings.command_line import check_name, keyword_arguments, list_names, run
 from experiments.settings.hardware import count_gpus
 from experiments.store.claim import check_writable
 
@@ -48,6 +48,6 @@ def run_benchmark(arguments: Sequence[str], benchmarks: Mapping[str, Benchmark],
     def describe() -> str:
         notes = {True: "", False: " (no GPU needed)"}
         texts = {name: f"{known.about}{notes[known.needs_gpu]}" for name, known in benchmarks.items()}
-        return f"{usage}\n{listed(texts)}"
+        return f"{usage}\n{list_names(texts)}"
 
     return run(measure, arguments, describe, resume_hint="files already written are complete")

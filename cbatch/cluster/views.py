@@ -53,7 +53,8 @@ class ReplicaView:
     num_free: free KV blocks. limits: of its iterations. cost: predicts the seconds of iterations there, as for policies.
     price: US dollars per hour of its GPUs; None: unknown. role: see `Role`.
     life: number of its life, which no other replica or life has; a new one begins with an empty cache. phase: of its life.
-    num_ended, ended_prompt_tokens, ended_output_tokens: of the requests that have ended there.
+    num_ended, ended_output_tokens: of the requests that have ended there. ended_prompt_tokens: of those and of the requests that other replicas
+    continue, unless another replica computed the prompt.
     follows_cache: whether the router has asked what is cached; reports name the changes from then on.
     """
 
@@ -193,9 +194,13 @@ class ReplicaView:
         self._sent[request.id] = request, num_found
         self._add(request, 1)
 
-    def forget(self, request: Request) -> None:
-        """Takes out a request that ended before it came."""
-        self._add(self._sent.pop(request.id)[0], -1)
+    def forget(self, id_: int) -> Request:
+        """Takes out a request that has ended or left, or that ended before it came, and counts its prompt if it was computed here."""
+        request, num_found = self._sent.pop(id_)
+        if num_found < request.num_prompt_tokens:  # the cache alone never holds the last token
+            self.ended_prompt_tokens += request.num_prompt_tokens
+        self._add(request, -1)
+        return request
 
     def read(self, latest: float) -> list[tuple[float, int, Request]]:
         """Reads the reports that were posted until `latest`; returns the requests that ended, with their times and ids."""
@@ -206,14 +211,11 @@ class ReplicaView:
             for id_, num_output_tokens in report.ended:
                 if id_ not in self._sent:  # the router has rejected it
                     continue
-                request, _ = self._sent.pop(id_)
                 self.num_ended += 1
-                self.ended_prompt_tokens += request.num_prompt_tokens
                 self.ended_output_tokens += num_output_tokens
-                self._add(request, -1)
-                ended.append((report.at, id_, request))
+                ended.append((report.at, id_, self.forget(id_)))
             for id_ in report.left:
-                self.forget(self._sent[id_][0])
+                self.forget(id_)
             for block_hash, held in report.changed.items():
                 (self._hashes.add if held else self._hashes.discard)(block_hash)
         self.at, self.num_free = self._report.at, self._report.num_free
@@ -293,8 +295,8 @@ class ClusterView(Sequence[ReplicaView]):
         ended: list[tuple[float, int, Request]] = []
         for index in due:
             ended += self._replicas[index].read(latest)
-        for _, id_, request in ended:
+        for _, id_, _request in ended:
             if (decoder := self._bound.pop(id_, None)) is not None:  # it has ended at its prefiller
-                self._replicas[decoder].forget(request)
+                self._replicas[decoder].forget(id_)
         ended.sort(key=itemgetter(0, 1))
         return [request for *_, request in ended]

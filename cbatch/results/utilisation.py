@@ -23,7 +23,7 @@ LIMITED_OVER = 0.06
 PHASES = ("prefill", "decode", "mixed")
 
 
-class Work(NamedTuple):
+class ModelWork(NamedTuple):
     """What a model's iterations compute, and the least that they move.
 
     A multiplication and an addition are two operations. flops_per_output: the output head, for a token that is sampled, or that
@@ -55,10 +55,10 @@ class Work(NamedTuple):
         return moved
 
 
-def work_of(spec: ModelSpec) -> Work:
+def work_of(spec: ModelSpec) -> ModelWork:
     """Returns the work of a model, on however many GPUs."""
     layers, head, size = spec.num_layers, spec.hidden_size * spec.vocab_size, DTYPE_BYTES[spec.dtype]
-    return Work(
+    return ModelWork(
         flops_per_token=2 * layers * spec.layer_weights,
         flops_per_score=layers * flops_per_score(spec),
         flops_per_output=2 * head,
@@ -68,21 +68,21 @@ def work_of(spec: ModelSpec) -> Work:
     )
 
 
-class Drafting(NamedTuple):
+class DrafterWork(NamedTuple):
     """The passes of a simulated drafter.
 
     work: of its layers and output head. parallel, context: see `cbatch.sim.drafter`. whole: whether it is a model of its own, which also reads all that
     the model reads. copies: GPUs that compute all its passes, each.
     """
 
-    work: Work
+    work: ModelWork
     parallel: bool
     context: int
     whole: bool = False
     copies: int = 1
 
     def passes(self, steps: StepColumns) -> StepColumns:
-        """Returns the passes before each iteration, as the columns of an iteration that `Work` reads."""
+        """Returns the passes before each iteration, as the columns of an iteration that `ModelWork` reads."""
         drafted, drafts, most = (steps[name].astype(float) for name in ("num_drafted", "num_drafts", "most_drafts"))
         if self.whole:  # the first pass reads all tokens but drafts, each draft is read by a later one
             same = {name: steps[name] for name in ("num_prefill_tokens", "num_decode_tokens", "num_scores")}
@@ -104,12 +104,12 @@ class Machines:
     watts: `cbatch.sim.profile.Watts.of` each replica's GPUs, [replicas, fields]; None: unknown.
     """
 
-    work: Work
+    work: ModelWork
     flops_per_second: Floats
     bytes_per_second: Floats
     replica_of: Ints | None = None
     watts: Floats | None = None
-    drafting: Drafting | None = None
+    drafting: DrafterWork | None = None
 
     def flops(self, steps: StepColumns) -> Floats:
         """Returns the operations of each iteration, with the passes of a drafter before it."""
@@ -145,8 +145,8 @@ def machines_of(stated: Mapping[str, Any], replicas: Sequence[int] | Ints = ()) 
     watts = np.array(stated["watts"]) if "watts" in stated else None
     replica_of = np.array(replicas, np.int64) if len(replicas) else None
     drafting = stated.get("drafting")
-    passes = drafting and Drafting(**{**drafting, "work": Work(**drafting["work"])})
-    return Machines(Work(**stated["work"]), flops, moved, replica_of, watts, passes)
+    passes = drafting and DrafterWork(**{**drafting, "work": ModelWork(**drafting["work"])})
+    return Machines(ModelWork(**stated["work"]), flops, moved, replica_of, watts, passes)
 
 
 def utilisation(machines: Machines, steps: StepColumns, window: Window, present: Floats) -> dict[str, dict[str, float]]:

@@ -122,8 +122,8 @@ def measure(
         search = Search(goal, simulations, log)
         capacity = search.run()
         about["wall_seconds"] = time.perf_counter() - began
-        run.cost.num_outside = sum(outcome.outside for outcome in search.outcomes)
-        run.cost.num_eager = sum(outcome.eager for outcome in search.outcomes)
+        run.first.cost.num_outside = sum(outcome.outside for outcome in search.outcomes)
+        run.first.cost.num_eager = sum(outcome.eager for outcome in search.outcomes)
         about["execution"] = run.about["execution"]
         figures = _figures(capacity, settings) | {"simulations": len(simulations.outcomes)}
         figures["cpu_seconds"] = sum(outcome.seconds for outcome in simulations.outcomes.values())

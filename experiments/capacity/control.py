@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.capacity.estimate import Floats, Shares
+from cbatch.results.metrics import Floats
+from experiments.capacity.estimate import Shares
 from experiments.trials.replications import natural_rate
 from experiments.workloads import OpenLoop, Workload
 

@@ -17,12 +17,10 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
+from cbatch.results.metrics import Floats
 from experiments.report.intervals import CONFIDENCE
-
-Floats = NDArray[np.float64]
 
 _RESAMPLES = 2000
 _FEW = 10  # fewest replications with violations that show how many violations a replication can have

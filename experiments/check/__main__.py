@@ -38,7 +38,7 @@ from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import DRAFTER, SHORT, Ending, PolicyHistory
 from experiments.check.search import MOST_OUTPUT, Verdicts, search, tiny_scenarios
 from experiments.progress import bar
-from experiments.settings.command_line import Index, keyword_arguments, listed, run
+from experiments.settings.command_line import Index, keyword_arguments, list_names, run
 from experiments.settings.compose import compose_run
 from experiments.settings.overrides import check_effects, log_unused, values_by_key
 from experiments.settings.recipe import Recipe
@@ -67,7 +67,7 @@ def _options(names: Collection[str], own: Sequence[str]) -> _Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit status: 0 or 1 as above, 2 for a user error, 130 after Ctrl-C."""
-    properties = listed({prop.name: prop.text for prop in PROPERTIES})
+    properties = list_names({prop.name: prop.text for prop in PROPERTIES})
     return run(_check, arguments, lambda: f"{__doc__}\n{properties}", composes=True)
 
 

@@ -1,6 +1,6 @@
 """Draws iterations over time: their tokens; running and waiting requests; KV cache; utilisation; parts of prompts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -16,7 +16,7 @@ from cbatch import ConfigError
 from cbatch.results.utilisation import device_seconds, machines_of, windows_of
 from experiments.plots.series import load_runs
 from experiments.plots.style import DECODE, PADDING, PLAIN, PREFILL, Look, add_title, new_figure, print_style
-from experiments.store.csv_tables import ENERGY, POOL, REPLICA
+from experiments.store.csv_tables import ENERGY, POOL, PREFILLED_ON, REPLICA
 from experiments.store.tables import read_requests, read_steps
 
 _MOST_STEPS = 400
@@ -38,8 +38,8 @@ _MOST_PARTS = 60  # maximum intervals of time, each with the prompts of the requ
 @print_style()
 def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Figure:
     """Draws panels over time: tokens, requests, KV cache, MFU and MBU where the GPU's peak is known, the power of each replica's GPUs where
-    it is measured or predicted, and with a prefix cache the parts of prompts admitted at each time, unless requests moved: a request's row has the
-    replica that ended it, not the one that computed its prompt.
+    it is measured or predicted, and with a prefix cache the parts of prompts admitted at each time, at the replica that computed them: of a request
+    that moved, `recomputed` includes what its decoder computed again.
 
     Raises ConfigError if there is no finished run, there are several runs, or the run has no iterations or no such replica.
 
@@ -49,6 +49,8 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
     shown = load_runs(folder, look, 1)
     run = shown.iloc[0]
     steps, served = read_steps(run["folder"]), read_requests(run["folder"])
+    if PREFILLED_ON in served:
+        served[REPLICA] = served[PREFILLED_ON].fillna(served[REPLICA])
     if steps.empty:
         raise ConfigError(f"{run['folder']}: the run has no iterations to draw; choose another run")
     known = range(int(run["backend.replicas"])) if REPLICA in steps else range(0)
@@ -66,11 +68,8 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
         scaled = "lives" in run["summary"].get("replicas", {})
         own = {i: steps[steps[REPLICA] == i] for i in known} or {0: steps}
         power = [_predicted(part, work, i, part if scaled else steps) for i, part in own.items()]
-    names = ["tokens per iteration", "requests", "KV [%]", *[SHARES] * bool(work)]
-    names += [POWER] * (power is not None)
-    moved = "transfers" in run["summary"] and bool(((served["lost_tokens"] > 0) & (served["preemptions"] == 0)).any())
-    names += [PROMPTS] * ("cached_tokens" in served and not moved)
-    omitted = len(known) - len(chosen)
+    names = ["tokens per iteration", "requests", "KV [%]", *[SHARES] * bool(work), *[POWER] * (power is not None)]
+    names += [PROMPTS] * ("cached_tokens" in served)
     height, ratios, how = 1.7 + 0.9 * len(names), (2, *[1] * (len(names) - 1)), ""
     figure, rows = new_figure(len(names), len(parts), height, ratios=ratios, sharex=True, sharey="row")
     for column, (iterations, requests) in enumerate(parts):
@@ -86,23 +85,27 @@ def draw(folder: Path, look: Look = PLAIN, replicas: tuple[int, ...] = ()) -> Fi
         replica = f"replica {chosen[column]}{pools[chosen[column]] if pools else ''}{idle}" if chosen else ""
         rows[0][column].set_title(replica)
         rows[-1][column].set_xlabel("time [s]")
-    for panel in figure.axes:
-        panel.xaxis.grid(visible=False)
-        panel.margins(x=0.005)
-    for row, name in zip(rows, names, strict=True):
-        ticks, top = MaxNLocator(4, steps=_STEPS), max(0, *(panel.dataLim.y1 for panel in row)) or 1
-        if not look.size or look.size[1] >= 1 + 0.7 * len(names):  # inches: room for as many
-            row[0].yaxis.set_major_locator(ticks)
-        row[0].yaxis.set_major_formatter("{x:,g}")
-        row[0].set(ylabel=name, ylim=(0, ticks.tick_values(0, top)[-1]))
-    for row in rows:
-        handles = {drawn.get_label(): drawn for panel in row for drawn in panel.get_legend_handles_labels()[0]}
-        if handles:
-            row[-1].legend(handles=[*handles.values()], loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    if omitted:
+    _finish(rows, names, room=not look.size or look.size[1] >= 1 + 0.7 * len(names))  # inches
+    if len(chosen) < len(known):
         how += f", {len(chosen)} of {len(known)} replicas"
     add_title(figure, shown, str(run["label"]), note=how, look=look)
     return figure
+
+
+def _finish(rows: Sequence[Sequence[Axes]], names: Sequence[str], room: bool) -> None:
+    """Scales and names the rows of panels, each with a legend at its end. room: for as many ticks in each row."""
+    for row, name in zip(rows, names, strict=True):
+        for panel in row:
+            panel.xaxis.grid(visible=False)
+            panel.margins(x=0.005)
+        ticks, top = MaxNLocator(4, steps=_STEPS), max(0, *(panel.dataLim.y1 for panel in row)) or 1
+        if room:
+            row[0].yaxis.set_major_locator(ticks)
+        row[0].yaxis.set_major_formatter("{x:,g}")
+        row[0].set(ylabel=name, ylim=(0, ticks.tick_values(0, top * (1 - 1e-9))[-1]))  # sums of shares may exceed 100
+        handles = {drawn.get_label(): drawn for panel in row for drawn in panel.get_legend_handles_labels()[0]}
+        if handles:
+            row[-1].legend(handles=[*handles.values()], loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _draw_column(panels: Mapping[str, Axes], steps: pd.DataFrame, requests: pd.DataFrame, kv_blocks: int) -> str:

@@ -24,11 +24,10 @@ from experiments.plots import series
 from experiments.plots.axes import AXES, FUTURE, Axis, axis_of, check_swept, with_names
 from experiments.plots.parts import draw_bars, label_log, name_places, wrap
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
-from experiments.report.headings import OFFERED, Heading, check_figure, heading_of
+from experiments.report.headings import Heading, check_figure, heading_of
 from experiments.report.intervals import few_text
-from experiments.report.labels import is_argument, is_baseline, merge_equal
+from experiments.report.labels import is_baseline, merge_equal
 from experiments.report.notes import tail_text
-from experiments.report.replications import with_replications
 from experiments.report.text import figures_text
 from experiments.store.runs import matching, price_text, read_runs
 
@@ -107,19 +106,8 @@ def draw(
     if axis.categories and look.xscale == "log":
         raise ConfigError(f"xscale=log: the values of {x} are names; leave it out")
     series.check_few(frame)
-    for key in y:
-        if not matching([key], frame) and "*" not in key:
-            check_figure(f"figure={key}")
-    if not (keys := matching(y, frame)):
-        raise ConfigError(f"{folder}: no run has {' or '.join(y)}; docs/metrics.md says which runs have which figures")
-    reads = (frame.get("eviction", pd.Series("", frame.index)) == "belady") & (x != "eviction")
-    labels = frame["label"].where(~reads, frame["label"] + FUTURE)
-    level = series.lacking(frame, x)
-    labels = labels if is_argument(x) else labels.where(~level, labels + ", " + series.name_lacking(frame, x))
-    frame = frame.assign(of=frame["workload"].str.partition("(")[0], label=labels, level=level)
-    frame[["served", "replication"]] = with_replications(frame.assign(source=""))[["served", "replication"]]
-    frame["requests"] = list(zip(frame["served"], frame["replication"], strict=True))
-    frame = series.leave_out(_spread(frame.assign(**{x: _places(frame, x, axis)}), x), (x, keys[0]))
+    keys = _figures(y, frame, folder)
+    frame = series.leave_out(series.place(frame, x, axis), (x, keys[0]))
     if look.xscale == "log" and frame[x].min() <= 0:
         problem = f"{x} is {frame[x].min():g} in some runs, which a logarithmic axis lacks"
         raise ConfigError(f"xscale=log: {problem}; leave it out")
@@ -129,14 +117,7 @@ def draw(
     if baseline == USUAL_BASELINE and baseline not in set(frame["policy"]):
         print(f"no gain is drawn: there is no run of {baseline}; give another baseline=POLICY", file=sys.stderr)
         baseline = ""
-    is_base = is_baseline(frame, baseline) if baseline else frame["label"].isna()
-    usual = merge_equal(frame, ["of", x, *keys])["label"].unique()  # with any baseline, lines keep their colours
-    places = {frozenset(label.split(" = ")): place for place, label in enumerate(usual)}
-    frame = (pd.concat([frame[is_base], frame[~is_base]]) if not look.order else frame).copy()  # pieces fragment it
-    base, shown = set(frame.loc[is_base, "label"].head(1)), frame.drop_duplicates("folder")
-    frame = merge_equal(frame, ["of", x, *keys])
-    styles = {label: places[frozenset(label.split(" = "))] for label in frame["label"].unique()}
-    bases = [label for label in styles if base & {*label.split(" = ")}]
+    frame, shown, styles, bases = _lines(frame, ["of", x, *keys], baseline, keep_order=bool(look.order))
     unread = frame.loc[frame["level"], "label"].unique().tolist()
     cells = list(product(frame["of"].unique(), [key for key in keys if key not in equal], ("", *bases)))
     figure, panels = _panels([of for of, _, _ in cells], 2 if bases else _MOST_ACROSS)
@@ -162,37 +143,36 @@ def draw(
     return figure
 
 
-def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
-    """Returns the x of each run: the first of the axis's settings that varies between the runs of its workload.
+def _figures(y: Sequence[str], runs: pd.DataFrame, folder: Path) -> list[str]:
+    """Returns the figures of the runs by keys or patterns. Raises ConfigError for an unknown one, or if no run has any."""
+    for key in y:
+        if not matching([key], runs) and "*" not in key:
+            check_figure(f"figure={key}")
+    if not (keys := matching(y, runs)):
+        raise ConfigError(f"{folder}: no run has {' or '.join(y)}; docs/metrics.md says which runs have which figures")
+    return keys
 
-    Rates are measured: means over runs with equal settings of the workload. Raises ConfigError if no run has a rate.
+
+def _lines(
+    runs: pd.DataFrame, columns: Sequence[str], baseline: str, keep_order: bool
+) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, int], list[str]]:
+    """Merges lines that are equal in all columns. Unless `keep_order`, the baseline comes first.
+
+    Returns the runs of the lines, a row for each run, the style of each label, and the label of the baseline's line, if there is one.
     """
-    places = pd.Series(float("nan"), runs.index)
-    if x == "rate" and OFFERED in runs:
-        places = runs.groupby(["of", "served"])[OFFERED].transform("mean")
-    for _, rows in runs.groupby("of") if x != "rate" else ():
-        if key := next((key for key in axis.keys if key in rows and rows[key].nunique() > 1), None):
-            numbers = pd.to_numeric(rows[key], errors="coerce")
-            if axis.categories:
-                numbers = rows[key].map([*axis.categories].index, na_action="ignore")
-            places[rows.index] = numbers
-    if places.isna().all() and x == "rate":
-        problem = "requests arrive together, without a rate, or an earlier version served them"
-        raise ConfigError(f"x={x}: {problem}; give a setting that has, or draw `table`")
-    return places
+    is_base = is_baseline(runs, baseline) if baseline else runs["label"].isna()
+    usual = merge_equal(runs, columns)["label"].unique()  # with any baseline, lines keep their colours
+    places = {frozenset(label.split(" = ")): place for place, label in enumerate(usual)}
+    runs = (runs if keep_order else pd.concat([runs[is_base], runs[~is_base]])).copy()  # pieces fragment it
+    base, merged = set(runs.loc[is_base, "label"].head(1)), merge_equal(runs, columns)
+    styles = {label: places[frozenset(label.split(" = "))] for label in merged["label"].unique()}
+    bases = [label for label in styles if base & {*label.split(" = ")}]
+    return merged, runs.drop_duplicates("folder"), styles, bases
 
 
 def _grows(values: "np.ndarray[Any, np.dtype[np.float64]]") -> bool:
     """Returns whether ascending values span a factor of eight or more, each step being larger than the one before: 4, 32, 128."""
     return len(values) > 2 and 0 < 8 * values[0] <= values[-1] and bool((np.diff(values, 2) > 0).all())
-
-
-def _spread(runs: pd.DataFrame, x: str) -> pd.DataFrame:
-    """Repeats the runs of policies that do not read x at each x of the other runs."""
-    everywhere = runs[x].dropna().unique()
-    places = [everywhere if level else [place] for level, place in zip(runs["level"], runs[x], strict=True)]
-    spread = runs.loc[runs.index.repeat([*map(len, places)])]
-    return spread.assign(**{x: np.concatenate(places)}).reset_index(drop=True)
 
 
 def _panels(workloads: Sequence[str], most_across: int) -> tuple[Figure, list[Axes]]:

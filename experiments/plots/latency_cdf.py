@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
-from numpy.typing import NDArray
 
 from cbatch import ConfigError
+from cbatch.results.metrics import Floats
 from experiments.plots.parts import label_log
 from experiments.plots.series import check_few, load_series
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
@@ -22,8 +22,6 @@ _MOST_POINTS = 1000  # per curve; with a million gaps, no viewer would open the 
 _NAMES = ("time to first token [s]", "time between tokens [ms]", "end-to-end latency [s]")
 _OBJECTIVES = (("slo_ttft_seconds", 1.0), ("slo_tbt_seconds", 1e3), ("slo_total_seconds", 1.0))  # column and factor
 _FIGURES = ("ttft_seconds.", "tbt_seconds.", "end_to_end_seconds.")
-
-Values = NDArray[np.float64]
 
 
 @print_style()
@@ -66,7 +64,7 @@ def draw(folder: Path, look: Look = PLAIN, tiers: bool = False) -> Figure:
     return figure
 
 
-def _latencies(run: str, requests: pd.DataFrame, tier: str) -> list[Values]:
+def _latencies(run: str, requests: pd.DataFrame, tier: str) -> list[Floats]:
     """Returns time to first token, time between tokens and end-to-end latency for a tier's requests; empty `tier`: for all."""
     rows = requests[requests["tier"] == tier] if tier else requests
     gaps = time_between_tokens(run)
@@ -86,7 +84,7 @@ def _finish(panels: list[Axes], tier: str, requests: pd.DataFrame) -> None:
     panels[0].set_title(tier)
 
 
-def _draw_distribution(axes: Axes, runs: tuple[Values, ...], label: str, index: int, first: float = 0.5) -> None:
+def _draw_distribution(axes: Axes, runs: tuple[Floats, ...], label: str, index: int, first: float = 0.5) -> None:
     """Draws the cumulative distribution of all values, as quantiles if there are many, with a band of the single runs' distributions.
 
     first: place of the first of four markers, 0 to 1, so that the markers of equal lines lie side by side.

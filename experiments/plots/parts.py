@@ -67,7 +67,7 @@ def label_log(axis: Axis, values: Sequence[float] = (), *, least_factor: float =
         axis.set_major_locator(FixedLocator(values))
     else:
         # by the maximum ratio of the ends
-        steps = {8: (1, 1.5, 2, 3, 5, 7), 20: (1, 2, 3, 5), 100: (1, 2, 5)}
+        steps = {4: (1, 1.5, 2, 3, 4, 5, 6, 8), 8: (1, 1.5, 2, 3, 5, 7), 20: (1, 2, 3, 5), 100: (1, 2, 5)}
         others = (1, 3) if high < 1000 * low else (1,)
         axis.set_major_locator(LogLocator(subs=next((steps[most] for most in steps if high < most * low), others)))
     axis.set_major_formatter(_Apart(axis))

@@ -1,4 +1,4 @@
-"""Selects and labels the runs that a plot shows, and computes means and ratios over repeated runs."""
+"""Selects, labels and places the runs that a plot shows, and computes means and ratios over repeated runs."""
 
 import math
 import re
@@ -12,10 +12,12 @@ from cbatch import ConfigError
 from cbatch.described import without_shared
 from cbatch.results.attainment import OBJECTIVES
 from cbatch.validation import check_known
+from experiments.plots.axes import FUTURE, Axis
 from experiments.plots.style import MOST_SERIES, PLAIN, Look, visible
-from experiments.report.headings import heading_of
+from experiments.report.headings import OFFERED, heading_of
 from experiments.report.intervals import compare, mean_of
 from experiments.report.labels import is_argument, label_runs, whole_key
+from experiments.report.replications import with_replications
 from experiments.report.text import count_text, figures_text
 from experiments.store.runs import Omitted, print_omitted, select_runs
 
@@ -115,7 +117,7 @@ def points_of(runs: pd.DataFrame, x: str, key: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=_POINT)
 
 
-def lacking(runs: pd.DataFrame, x: str) -> "pd.Series[bool]":
+def _lacking(runs: pd.DataFrame, x: str) -> "pd.Series[bool]":
     """Returns which runs have no setting x, so that they are level lines. Settings of the workload change the requests: False."""
     if x not in runs or x.startswith("workload."):
         return pd.Series(False, runs.index)
@@ -124,10 +126,46 @@ def lacking(runs: pd.DataFrame, x: str) -> "pd.Series[bool]":
     return runs[x].isna() & (is_argument(x) | pd.Series(absent, runs.index))
 
 
-def name_lacking(runs: pd.DataFrame, x: str) -> "pd.Series[str]":
-    """Returns names for runs that have no setting x: of a pool's replicas or role those of the run, as in `4 both`, else `without x`."""
-    without = pd.Series(f"without {x}", runs.index)
-    return runs.get("backend.pools", without) if x.rpartition(".")[2] in ("replicas", "role") else without
+def place(runs: pd.DataFrame, x: str, axis: Axis) -> pd.DataFrame:
+    """Returns the runs at their x, those that do not read it at each x of the others.
+
+    Adds the columns of (the workload), level (whether x is not read), served, replication and requests.
+    """
+    reads = (runs.get("eviction", pd.Series("", runs.index)) == "belady") & (x != "eviction")
+    labels = runs["label"].where(~reads, runs["label"] + FUTURE)
+    level = _lacking(runs, x)
+    if not is_argument(x):
+        of_run = x.rpartition(".")[2] in ("replicas", "role")  # as in `4 both`, where pools have the setting
+        without = runs.get("backend.pools", f"without {x}") if of_run else f"without {x}"
+        labels = labels.where(~level, labels + ", " + without)
+    runs = runs.assign(of=runs["workload"].str.partition("(")[0], label=labels, level=level)
+    runs[["served", "replication"]] = with_replications(runs.assign(source=""))[["served", "replication"]]
+    runs["requests"] = list(zip(runs["served"], runs["replication"], strict=True))
+    own = _places(runs, x, axis)
+    everywhere = own.dropna().unique()
+    places = [everywhere if level else [place] for level, place in zip(runs["level"], own, strict=True)]
+    spread = runs.loc[runs.index.repeat([*map(len, places)])]
+    return spread.assign(**{x: np.concatenate(places)}).reset_index(drop=True)
+
+
+def _places(runs: pd.DataFrame, x: str, axis: Axis) -> "pd.Series[float]":
+    """Returns the x of each run: the first of the axis's settings that varies between the runs of its workload.
+
+    Rates are measured: means over runs with equal settings of the workload. Raises ConfigError if no run has a rate.
+    """
+    places = pd.Series(float("nan"), runs.index)
+    if x == "rate" and OFFERED in runs:
+        places = runs.groupby(["of", "served"])[OFFERED].transform("mean")
+    for _, rows in runs.groupby("of") if x != "rate" else ():
+        if key := next((key for key in axis.keys if key in rows and rows[key].nunique() > 1), None):
+            numbers = pd.to_numeric(rows[key], errors="coerce")
+            if axis.categories:
+                numbers = rows[key].map([*axis.categories].index, na_action="ignore")
+            places[rows.index] = numbers
+    if places.isna().all() and x == "rate":
+        problem = "requests arrive together, without a rate, or an earlier version served them"
+        raise ConfigError(f"x={x}: {problem}; give a setting that has, or draw `table`")
+    return places
 
 
 def describe_objectives(runs: pd.DataFrame) -> str:

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from cbatch import ConfigError, ModelSpec
 from cbatch.model.topology import Degree, Topology, split_ranks
+from cbatch.results.metrics import Floats
 from cbatch.sim import PROFILES, ProfileCost, load_profile
 from cbatch.sim.attention import rows_per_read
 from cbatch.sim.interpolation import PiecewiseLinear
@@ -43,8 +43,6 @@ from experiments.store.claim import check_writable
 from experiments.store.provenance import commit, slug, today, versions, write_text
 
 Size = Annotated[int, whole(2)]
-
-Errors = NDArray[np.float64]
 
 _DISTURBED = 0.1
 """Median error above which a measurement of the CPU warns: the parts add up to what was measured, unless other programs ran."""
@@ -171,7 +169,7 @@ def measure_cpu(report: Report, *keys: str) -> Path:
 
 def _measure_model(
     spec: ModelSpec, batches: list[int], limits: dict[str, int], backend: str, output: str, report: Report
-) -> tuple[Path, Errors]:
+) -> tuple[Path, Floats]:
     """Measures one model, and adds its tables to the file; returns the file's path, and the errors that `_compare` returns."""
     hardware = hardware_name(backend)
     path = Path(output) if output else PROFILES / f"{slug(hardware)}.json"
@@ -274,7 +272,7 @@ def _captured_by(
         return machine.mixed_sizes, mixed_bases(laboratory, edges, iterations.chunks)
 
 
-def _compare(cost: ProfileCost, measured: dict[Batch, float], between: list[Batch], report: Report) -> Errors:
+def _compare(cost: ProfileCost, measured: dict[Batch, float], between: list[Batch], report: Report) -> Floats:
     """Prints the errors of predictions from the written file; returns their absolute values."""
     errors = {batch: cost.predict(batch.shape()) / seconds - 1 for batch, seconds in measured.items()}
     for batch in between:
@@ -284,7 +282,7 @@ def _compare(cost: ProfileCost, measured: dict[Batch, float], between: list[Batc
     return sizes
 
 
-def _error_text(errors: Errors) -> str:
+def _error_text(errors: Floats) -> str:
     off = f"{np.median(errors):.1%} off (median), {errors.max():.1%} at most"
     return f"{len(errors)} batches of this measurement: {off}"
 

@@ -58,11 +58,11 @@ def _seconds(spec: ModelSpec, size: KVSize) -> tuple[float, float]:
 
 def block_times(spec: ModelSpec) -> PiecewiseLinear:
     """Times single copies of scattered blocks from the call until the host knows of the end, each after a pause: transfers are rare."""
-    from cbatch.runtime.gpu.transfers import BlockCopies  # in Triton, which machines without a GPU lack
+    from cbatch.runtime.gpu.transfers import BlockCopier  # in Triton, which machines without a GPU lack
 
     size, draw = KVSize(MOVED[-1], MOVED_SIZE), np.random.default_rng(0)
     there, here = (PagedCache(spec, size, torch.device("cuda", place)) for place in (0, 1))
-    copies, medians = BlockCopies([[there]], [[here]]), list[float]()
+    copies, medians = BlockCopier([[there]], [[here]]), list[float]()
     for number in MOVED:
         times = []
         for _ in range(MOVES):

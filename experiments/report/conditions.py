@@ -2,7 +2,7 @@
 
 import fnmatch
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -24,6 +24,15 @@ _NOT_COMPARED = {
     "server_seconds": ("backend.server_seconds", 0),
 }
 """What a run may use that no run with a stated error has used: patterns of settings (`about.identity`), and the value without it."""
+
+_NAMES = {name: of[0] for name, of in LATENCIES.items()} | {
+    "job_seconds": "busy",
+    "busy_seconds": "busy",
+    "turn_seconds": "turn",
+}
+"""Names of latencies and of the times of sessions in `Compared.largest_error_of_ratios`."""
+
+_OF_VLLM = "-vllm"  # end of the names of profiles of vLLM, which is another engine
 
 
 def _uses(about: About, name: str) -> bool:
@@ -77,19 +86,34 @@ def in_graphs(abouts: Iterable[About]) -> bool:
     return all(about["execution"].get("eager_iterations") == 0 for about in abouts)
 
 
-def ratio_error(key: str, all_in_graphs: bool) -> float:
-    """Returns the largest error of the simulated ratio of two policies in a figure of summary.json, whether or not both were `in_graphs`, rounded up to whole percents; 0 if none is stated."""
+def profiles_of(abouts: Iterable[About]) -> set[str]:
+    """Returns the profiles by which runs were simulated; empty if none was, and with "" for a measured run beside simulated ones."""
+    profiles = {str(about["execution"].get("profile", "")) * about["simulated"] for about in abouts}
+    return profiles if any(profiles) else set()
+
+
+def ratio_error(key: str, all_in_graphs: bool, profiles: Collection[str]) -> float:
+    """Returns the largest error of the simulated ratio of two policies in a figure of summary.json, rounded up to whole percents; 0: no known error.
+
+    all_in_graphs: whether both were `in_graphs`. profiles: see `profiles_of`; errors are of two runs by one profile.
+    The time of a session is given the error of its time without pauses, which is larger.
+    """
     group, _, rank = key.rpartition(".")
-    name = LATENCIES.get(group.rpartition(".")[2], ("",))[0]
+    name = _NAMES.get(group.rpartition(".")[2], "")
     others = {"throughput": "throughput", "run": "total time" * (rank == "seconds")}
     figure = others.get(group, f"{name} {rank.replace('p', 'P')}")
-    return math.ceil(100 * _ratio_errors(all_in_graphs).get(figure, 0)) / 100
+    errors = (
+        _ratio_errors(all_in_graphs, all(name.endswith(_OF_VLLM) for name in profiles)) if len(profiles) == 1 else {}
+    )
+    return math.ceil(100 * errors.get(figure, 0)) / 100
 
 
 @cache
-def _ratio_errors(all_in_graphs: bool) -> Mapping[str, float]:
-    """Returns the largest errors of ratios in the shipped profiles, of one GPU in the asynchronous loop, of which there are enough pairs."""
-    profiles = [load_profile(name).compared.get(f"async{IN_GRAPHS * all_in_graphs}") for name in profile_names()]
+def _ratio_errors(all_in_graphs: bool, of_vllm: bool) -> Mapping[str, float]:
+    """Returns the largest errors of ratios in the shipped profiles of one engine, of one GPU in the asynchronous loop, of which there are enough pairs."""
+    names = [name for name in profile_names() if name.endswith(_OF_VLLM) == of_vllm]
+    loop = "async" + IN_GRAPHS * (all_in_graphs and not of_vllm)
+    profiles = [load_profile(name).compared.get(loop) for name in names]
     stated = [item for of in profiles if of for item in of.largest_error_of_ratios.items()]
     return dict(sorted(stated, key=lambda item: item[1]))  # of equal names the largest
 

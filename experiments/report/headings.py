@@ -2,19 +2,18 @@
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from itertools import product
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cbatch import SLO, ConfigError, FinishReason, Request, RunRecord
 from cbatch.record import Life, StepRecord, Transfer
-from cbatch.request_spec import NO_SLO
 from cbatch.results.service import NO_CLIENT
 from cbatch.results.summary import summarize
-from cbatch.results.utilisation import Machines, Work
+from cbatch.results.utilisation import Machines, ModelWork
 
 
 class Heading(NamedTuple):
@@ -185,7 +184,7 @@ MORE_COLUMNS = (
 )
 """Additional figures in `experiments.plot table`."""
 
-_MACHINES = Machines(Work(*[1] * len(Work._fields)), np.ones(1), np.ones(1), watts=np.ones((1, 5)))
+_MACHINES = Machines(ModelWork(*[1] * len(ModelWork._fields)), np.ones(1), np.ones(1), watts=np.ones((1, 5)))
 
 
 def heading_of(key: str) -> Heading:
@@ -224,25 +223,8 @@ def check_figure(given: str) -> None:
         raise ConfigError(no_such_figure(given, known))
 
 
-def check_measured(metrics: Collection[str], settings: Any) -> None:
-    """Raises ConfigError as `check_figure`, and for a figure that a setting of the run switches off. metrics: figures by key."""
-    for key in metrics:
-        check_figure(f"metric={key}")
-    workload, objectives = settings.workload, settings.metrics.objectives
-    unknown = hasattr(workload, "path") or not hasattr(workload, "slo")  # requests may have objectives of their own
-    has_objectives = unknown or workload.slo or workload.tiers or objectives != NO_SLO
-    needs = {
-        "bounds=true": ("regret", settings.bounds),
-        "prefix_cache=true": ("prefix_cache", settings.prefix_cache),
-        "drafter=NAME": ("drafts", settings.drafter.max_drafts),
-        "workload.slo={ttft:1}": ("goodput", has_objectives),
-    }
-    for key, (setting, (group, present)) in product(metrics, needs.items()):
-        if key.partition(".")[0] == group and not present:
-            raise ConfigError(f"metric={key}: is not measured without {setting}; give {setting}, or another figure")
-
-
-def _known_figures() -> list[str]:
+@cache
+def _known_figures() -> Sequence[str]:
     """Returns the dotted keys of all figures that a summary may have, from the summary of a run that served nothing with an iteration of drafts."""
     session: Any = {"session": "any", "turn": 0, "pause": 0.0}
     record = RunRecord()

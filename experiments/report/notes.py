@@ -76,46 +76,58 @@ def _counted(texts: Sequence[str]) -> list[str]:
 
 def limits_of(known: Sequence[About]) -> list[Note]:
     """Returns notes on the limits of figures."""
+    of_sizes = [*session_notes(known), _sizes_note(known)]
+    notes = [Note(beyond_text(known)), *_notes_on_times(known), *_notes_on_requests(known), *of_sizes]
+    return [note for note in [*notes, *_notes_on_ends(known)] if note.fact]
+
+
+def _notes_on_times(known: Sequence[About]) -> Iterator[Note]:
+    """Yields notes on predicted times, for the device and for policies."""
     outside = [about["execution"]["iterations_outside_measured_range"] for about in known if about["simulated"]]
-    seen = [about.get("output_lengths_known") is True for about in known]
-    notes = [Note(beyond_text(known))]
     if any(outside):
         total = sum(about.get("iterations", 0) for about in known)
         share = f" of {total:,}" if total >= sum(outside) else ""  # unknown of a search
         counted = f"{sum(outside):,}{share}{of_several(outside)}"
-        notes.append(Note(f"iterations outside the measured range: {counted}; their times are extrapolated"))
+        yield Note(f"iterations outside the measured range: {counted}; their times are extrapolated")
     if planning := [about["execution"]["planning"] for about in known if "planning" in about["execution"]]:
         plans, seconds, late = (sum(each[key] for each in planning) for key in PLANNING)
         per_plan = f"planning took {1e3 * seconds / max(plans, 1):.2g} ms per plan here"
-        notes.append(Note(f"{per_plan}, {late:.2g} s of it beyond the device's slack"))
+        yield Note(f"{per_plan}, {late:.2g} s of it beyond the device's slack")
     predictions = [of for about in known if (of := about["execution"].get("predictions", {})).get("asked")]
     for profile, error in sorted({(of["profile"], of["error"]) for of in predictions}):
-        notes.append(Note(f"view.cost predicts with profile {profile} ({error})"))
-    if any(seen):
-        notes.append(Note(f"true output lengths available to the policy, as max_new_tokens{of_several(seen)}"))
+        yield Note(f"view.cost predicts with profile {profile} ({error})")
+
+
+def _notes_on_requests(known: Sequence[About]) -> Iterator[Note]:
+    """Yields notes on what policies know and lack, and on which requests count."""
+    if any(seen := [about.get("output_lengths_known") is True for about in known]):
+        yield Note(f"true output lengths available to the policy, as max_new_tokens{of_several(seen)}")
     if any(prefixes := [about.get("prefixes", False) for about in known]):
-        notes.append(Note(f"prefixes are not reused: every prompt is computed in full{of_several(prefixes)}"))
+        yield Note(f"prefixes are not reused: every prompt is computed in full{of_several(prefixes)}")
     if long := dict.fromkeys(text for about in known for text in _long_objectives(about)):
-        notes.append(Note(f"objectives are in seconds: {', '.join(long)}", "give 0.5 for 500 ms"))
+        yield Note(f"objectives are in seconds: {', '.join(long)}", "give 0.5 for 500 ms")
     if unread := {with_arguments(about["policy"], about["whole_numbers"]) for about in known if unread_chunk(about)}:
-        notes.append(Note(f"chunk: not read by {', '.join(sorted(unread))}"))
+        yield Note(f"chunk: not read by {', '.join(sorted(unread))}")
     for name, note in LACKS.items():
         if any(lacking := [_lacks(about, name) for about in known]):
-            notes.append(Note(f"{note.fact}{of_several(lacking)}", note.remedy))
+            yield Note(f"{note.fact}{of_several(lacking)}", note.remedy)
     if early := [turns for about in known if (turns := about.get("early_turns"))]:
         turns, arrived, answered = (sum(each[key] for each in early) for key in ("turns", "arrived", "answered"))
         if arrived:
             share = f"{arrived / turns:.0%} of the {turns:,} later turns"
             even = f"{answered / turns:.0%} even get tokens before (open loop)"
-            notes.append(Note(f"{share} arrive before the previous answer has ended, {even}"))
+            yield Note(f"{share} arrive before the previous answer has ended, {even}")
     if closing := [number for about in known if (number := about.get("closing", 0)) > _drained(about)]:
         most, fewest = max(closing), min(about["requests"] for about in known)
         counted = f"{most:,} requests at the end are counted, although fewer and fewer sessions are left"
         remedies = [f"give metrics.drain_requests={most}"] * (most < fewest) + ["serve more"] * (2 * most > fewest)
-        notes.append(Note(counted, ", and ".join(remedies)))
+        yield Note(counted, ", and ".join(remedies))
     if fact := next(filter(None, map(_left_out_text, known)), ""):
-        notes.append(Note(f"{fact}{of_several([_left_out_text(about) != '' for about in known])}", "lower them"))
-    notes += [*session_notes(known), _sizes_note(known)]
+        yield Note(f"{fact}{of_several([_left_out_text(about) != '' for about in known])}", "lower them")
+
+
+def _notes_on_ends(known: Sequence[About]) -> Iterator[Note]:
+    """Yields notes on requests and runs that did not end as the others, and on different code."""
     for key, what in (
         ("outputs_cut", "outputs cut at max_new_tokens"),
         ("cancelled", "requests whose client left"),
@@ -126,12 +138,11 @@ def limits_of(known: Sequence[About]) -> list[Note]:
         counts = [about.get(key, 0) for about in known]
         if any(counts):
             total = sum(about["requests"] + about.get(key, 0) * (key in ("refused", "never_came")) for about in known)
-            notes.append(Note(f"{what}: {sum(counts):,} of {total:,}{of_several(counts)}"))
+            yield Note(f"{what}: {sum(counts):,} of {total:,}{of_several(counts)}")
     if errors := [about["error"] for about in known if "error" in about]:
-        notes.append(Note(f"ended by an error, see about.traceback in summary.json: {'; '.join(errors)}"))
+        yield Note(f"ended by an error, see about.traceback in summary.json: {'; '.join(errors)}")
     if different := mixed(about["code"] for about in known if "code" in about):
-        notes.append(Note(f"made by different versions of {', '.join(different)}; see about.code in summary.json"))
-    return [note for note in notes if note.fact]
+        yield Note(f"made by different versions of {', '.join(different)}; see about.code in summary.json")
 
 
 def _sizes_note(known: Sequence[About]) -> Note:

@@ -41,7 +41,15 @@ def disagree(compared: Compared) -> bool:
 def values_text(compared: Compared) -> list[str]:
     """Returns the ratio and the difference as text."""
     ratio, difference = compared.ratio[0], compared.difference[0]
-    return ["-" if math.isnan(ratio) else f"{ratio:.4g}x", "+" * (difference > 0) + format_number(difference)]
+    ratio_text = "-" if math.isnan(ratio) else f"{_ratios(compared)[0]}x"
+    return [ratio_text, "+" * (difference > 0) + format_number(difference)]
+
+
+def _ratios(compared: Compared) -> list[str]:
+    """Returns the ratio and its ends with the fewest significant digits, at least four, in which only a ratio of 1 reads as 1."""
+    apart = [value for value in compared.ratio if value != 1]
+    digits = next(digits for digits in range(4, 18) if all(f"{value:.{digits}g}" != "1" for value in apart))
+    return [f"{value:.{digits}g}" for value in compared.ratio]
 
 
 def intervals_text(compared: Compared, most: float = math.inf, error: float = 0.0) -> list[str]:
@@ -51,9 +59,8 @@ def intervals_text(compared: Compared, most: float = math.inf, error: float = 0.
     error: of simulated ratios; the remark says if the difference is smaller.
     """
     ratio, difference = values_text(compared)
-    ends = [f"{end:.4g}" for end in compared.ratio[1:]]
     low, high = (format_number(min(max(end, -most), most)) for end in compared.difference[1:])
-    ratio += f" [{', '.join(ends)}]" * (ratio != "-")
+    ratio += f" [{', '.join(_ratios(compared)[1:])}]" * (ratio != "-")
     remark = "significant" if compared.significant else not_significant(compared)
     remark += f"; below {error:.0%}" * (compared.significant and 1 / (1 + error) < compared.ratio[0] < 1 + error)
     return [ratio, f"{difference} [{low}, {high}]", remark]

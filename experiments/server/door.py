@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from cbatch import CbatchError, ConfigError, FinishReason, RequestSpec, Sampling
 from cbatch.model.checkpoint import Vocabulary
-from cbatch.validation import one_line, shorten
+from cbatch.validation import refusal_line, shorten
 from experiments.server.answers import Answer, Choice
 from experiments.server.bodies import AnyBody, ChatBody
 from experiments.server.clients import Message, Refused, Turn
@@ -98,7 +98,7 @@ class Door:
         try:
             body = kind.model_validate_json(content, context=vars(self.settings.workload))
         except ValidationError as refusal:
-            raise ConfigError(one_line(refusal, "", kind)) from None
+            raise ConfigError(refusal_line(refusal, "", kind)) from None
         if body.model not in (None, spec.name):
             raise HTTPException(404, f"model={shorten(body.model)}: is not served; give {spec.name}")
         is_slow = len(content) > 4096  # bytes; slow texts are tokenized outside the event loop

@@ -247,9 +247,9 @@ class Cuda(Real):
         return gpu.build(parts.model, parts.limits, kv, self._with_own(parts.options))
 
     def copies(self, sender: Any, receiver: Any) -> Copier:
-        from cbatch.runtime.gpu.transfers import BlockCopies
+        from cbatch.runtime.gpu.transfers import BlockCopier
 
-        return BlockCopies(sender.caches, receiver.caches, receiver.follow)
+        return BlockCopier(sender.caches, receiver.caches, receiver.follow)
 
     def _with_own(self, options: Options) -> Options:
         return replace(super()._with_own(options), attention=self.attention)

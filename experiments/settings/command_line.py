@@ -121,7 +121,7 @@ def end_with_the_parent() -> None:
     Thread(target=watch, daemon=True).start()
 
 
-def listed(names: Mapping[str, str]) -> str:
+def list_names(names: Mapping[str, str]) -> str:
     """Returns names and descriptions, a line for each, for usages."""
     return "\n".join(f"  {name:18} {what}" for name, what in names.items())
 

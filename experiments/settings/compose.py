@@ -32,7 +32,7 @@ from experiments.progress import bar
 from experiments.settings.construct import PASSED_ON, locate, parameters_of, takes
 from experiments.settings.error_lines import explain
 from experiments.settings.groups import CONFIG_FOLDER, VERSION, compose_config, initialized, parse, version_of_files
-from experiments.settings.option_arguments import with_arguments
+from experiments.settings.option_arguments import for_hydra
 from experiments.settings.overrides import check_composable, check_search_path
 from experiments.settings.settings import Composed, Settings, read_settings
 from experiments.store.provenance import write_text
@@ -49,7 +49,7 @@ def compose_run(*overrides: str) -> Settings:
 
 def compose(*overrides: str, name: str = "config") -> Composed:
     """Composes the settings of one run. name: the command's file in conf/. Raises ConfigError, like all functions here."""
-    plain = with_arguments(overrides)
+    plain = for_hydra(overrides)
     check_composable(plain, sweeps=False)
     with _explained(name, plain), initialized():
         # the default name of a sweep is the time, which would differ in each composition of a single run
@@ -90,12 +90,12 @@ class Sweep:
 
 def compose_sweep(*overrides: str, name: str = "config") -> Sweep:
     """Composes every run of a sweep."""
-    plain = with_arguments(overrides)
+    plain = for_hydra(overrides)
     check_composable(plain, sweeps=True)
     with _explained(name, plain), initialized() as composer:
         master = composer.compose_config(name, plain, run_mode=RunMode.MULTIRUN, with_log_configuration=False)
         chosen, folder = master.hydra.runtime.choices, Path(master.hydra.sweep.dir)
-        swept = with_arguments([f"{key}={value}" for key, value in _swept(master).items()])
+        swept = for_hydra([f"{key}={value}" for key, value in _swept(master).items()])
         jobs = list(_compose_jobs(name, master, _grid([*swept, *master.hydra.overrides.task])))
     write_text(folder / MULTIRUN, OmegaConf.to_yaml(master))
     return Sweep(master, jobs, chosen["hydra/launcher"] == "basic")

@@ -68,7 +68,7 @@ def _is_drawn(name: str, simulated: bool, survivals: object, alpha: object) -> b
 _BY_BACKEND = {f"{__name__}.{make.__name__}" for make in (model_drafter, ngram_drafter)}
 
 
-def drafter_of(section: object, model: ModelSpec, simulated: bool) -> Drafter:
+def make_drafter(section: object, model: ModelSpec, simulated: bool) -> Drafter:
     """Builds the drafter that a section describes. Raises like `construct`, and ConfigError if its vocabulary is not the model's."""
     if isinstance(section, Mapping) and isinstance(folder := section.get("survivals"), str):
         section = {**section, "survivals": survivals_of(Path(folder))}

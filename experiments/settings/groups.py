@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import hydra.version
+import hydra
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
@@ -99,6 +99,5 @@ def _interpolation_map_if_used(overrides: Any, defaults: list[Any], *rest: Any) 
 # Functions of Hydra and OmegaConf that return the same, faster: less than half the time of composing other groups
 OmegaConf.load = _load_once  # type: ignore[assignment]
 defaults_list._create_interpolation_map = _interpolation_map_if_used  # type: ignore[assignment]
-hydra.version._get_version = lru_cache(hydra.version._get_version)  # asked 350 times per composition
 # Hydra copies the store for each composition and for each list of options, but copies what it loads from the store again
 ConfigStore.__deepcopy__ = lambda self, _: self  # type: ignore[attr-defined]

@@ -13,12 +13,13 @@ import numpy as np
 from cbatch import ConfigError, Policy
 from cbatch.described import name_of_class
 from cbatch.validation import nearest, shorten
+from experiments.keys import key_of
 from experiments.settings.compose import compose, keys_within
 from experiments.settings.construct import PASSED_ON, check_eviction, parameters_of
 from experiments.settings.error_lines import OPEN_LOOP, default_keys
-from experiments.settings.option_arguments import with_arguments
+from experiments.settings.option_arguments import for_hydra
 from experiments.settings.recipe import Recipe
-from experiments.settings.settings import GROUPS, Composed, Settings, read_settings
+from experiments.settings.settings import GROUPS, Composed, Settings, check_scaling, read_settings
 from experiments.workloads import Workload
 
 _OF_POLICY = ("drafting", "predictor", "chunking")
@@ -82,10 +83,19 @@ def settings_of(
     if "eviction" in objects:
         replaced["eviction"] = check_eviction(objects["eviction"], settings.prefix_cache)
     if "autoscale" in objects:
+        check_scaling(settings.backend)
         replaced["autoscale"] = objects["autoscale"]
     if "router" in objects:
         replaced["backend"] = replace(settings.backend, router=objects["router"])
     return replace(settings, **replaced)
+
+
+def check_read(runs: Sequence[Settings]) -> None:
+    """Raises ConfigError for a keyword that the policy of no run reads, such as `chunk` of one without chunks."""
+    unread = set.intersection(*({*run.composed.unused} - {"seed"} for run in runs))  # with seeds= every run has a seed
+    if text := next((text for text in runs[0].composed.overrides if key_of(text).split(".")[0] in unread), None):
+        remedy = "leave it out; arguments of your own policy stand in its name: 'my_module.Mine(budget=512)'"
+        raise ConfigError(f"{text}: has no effect, as no policy here reads it; {remedy}")
 
 
 def _served(workload: Any, settings: Settings, keys: Mapping[str, Any]) -> Any:
@@ -121,7 +131,7 @@ def _overrides(
         raise ConfigError(f"{other}={shorten(keys[other])}: give the name of a file in conf/{other}")
     yield from groups.values()
     known = _known_keywords(tuple(groups.values()), objects, config)
-    spelled: dict[str, str] = {}
+    spelled = {"backend.router": "router"} if "router" in objects else dict[str, str]()
     for keyword, value in keys.items():
         if "policy" in objects and keyword in (*PASSED_ON, "drafting") and keyword != "seed":
             raise ConfigError(f"{keyword}={value}: has no effect on a policy object; give it to the policy")
@@ -143,7 +153,7 @@ def _overrides(
 @lru_cache(64)
 def _known_keywords(groups: tuple[str, ...], objects: tuple[str, ...], config: str) -> dict[str, str]:
     """Returns the command line's keys by keyword. groups: the chosen options."""
-    keys = default_keys(config, with_arguments(groups))
+    keys = default_keys(config, for_hydra(groups))
     known: dict[str, str] = {}
     without = (*objects, *_OF_POLICY * ("policy" in objects))
     for section in reversed([name for name in _SECTIONS if name in keys and name not in without]):

@@ -39,7 +39,7 @@ _BY_NAME = re.compile(
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 
 
-def with_arguments(overrides: Sequence[str]) -> list[str]:
+def for_hydra(overrides: Sequence[str]) -> list[str]:
     """Returns the overrides in the form that Hydra reads.
 
     Options with arguments are replaced by plain names, which Hydra then knows. Text with = is quoted, since run names contain settings.

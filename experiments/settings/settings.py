@@ -26,7 +26,7 @@ from experiments.settings.backend import Backend
 from experiments.settings.backends import Auto, Cuda
 from experiments.settings.batch import batch_of, is_auto, with_batch
 from experiments.settings.construct import check_eviction, check_evicts, construct
-from experiments.settings.drafters import drafter_of
+from experiments.settings.drafters import make_drafter
 from experiments.settings.hardware import profile_of_gpu
 from experiments.settings.identity import columns_of
 from experiments.settings.recipe import Recipe, recipe_of
@@ -222,13 +222,8 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
         problem = f"kv.host_tokens={root.kv.host_tokens}: has no effect with prefix_cache=false, which keeps no block"
         raise ConfigError(f"{problem}; give prefix_cache=true")
     backend = _backend(config["backend"], chosen)
-    if "autoscale" in config and backend.replicas == 1:
-        remedy = "give backend.replicas=, the most that there may be"
-        raise ConfigError(f"autoscale: needs several replicas to start and stop; {remedy}")
-    fewest = min([pool.replicas or 1 for pool in (backend.pools or {}).values()], default=backend.replicas)
-    if "autoscale" in config and backend.scaling.least > fewest:
-        problem = f"backend.scaling.least={backend.scaling.least}: exceeds the {fewest} replicas of a pool"
-        raise ConfigError(f"{problem}; give at most {fewest}")
+    if "autoscale" in config:
+        check_scaling(backend)
     unnamed = "hardware" not in composed.given() and root.hardware == Cuda.predicts_with
     if unnamed and isinstance(backend, Cuda) and (profile := profile_of_gpu()):
         with suppress(ProfileError):  # it lacks the links of several GPUs
@@ -242,12 +237,23 @@ def read_as(kind: type[S], keys: type[Keys], composed: Composed) -> S:
         model=model,
         workload=workload,
         policy=recipe_of(config["policy"], config["chunk"], chosen, config.get("drafting")),
-        drafter=drafter_of(config.get("drafter", NO_DRAFTER), model, backend.simulated),
+        drafter=make_drafter(config.get("drafter", NO_DRAFTER), model, backend.simulated),
         eviction=check_eviction(construct("eviction", config["eviction"]), True) if root.prefix_cache else None,
         autoscale=construct("autoscale", config["autoscale"], needs=("wanted",)) if "autoscale" in config else None,
         chosen=chosen,
         composed=composed,
     )
+
+
+def check_scaling(backend: Backend) -> None:
+    """Raises ConfigError for replicas that no autoscaler can start and stop."""
+    if backend.replicas == 1:
+        remedy = "give backend.replicas=, the most that there may be"
+        raise ConfigError(f"autoscale: needs several replicas to start and stop; {remedy}")
+    fewest = min([pool.replicas or 1 for pool in (backend.pools or {}).values()], default=backend.replicas)
+    if backend.scaling.least > fewest:
+        problem = f"backend.scaling.least={backend.scaling.least}: exceeds the {fewest} replicas of a pool"
+        raise ConfigError(f"{problem}; give at most {fewest}")
 
 
 def _backend(section: object, chosen: dict[str, str]) -> Backend:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cbatch import ConfigError, Engine, KVSize, Limits, Request, Server
+from cbatch import ConfigError, Engine, Request, Server
 from cbatch.arrivals import Arrivals, Listed, Streamed, listed
 from cbatch.cluster import Cluster, LiveCluster, PoolRouters, ReplicatedServer, Role, Scaling
 from cbatch.facts import Facts, facts_of
@@ -16,7 +16,6 @@ from cbatch.results.gathered import Gathered
 from cbatch.results.service import NO_CLIENT
 from cbatch.results.stages import account_stages
 from cbatch.results.utilisation import work_of
-from cbatch.sim import ProfileCost
 from cbatch.sim.drafter import CONTEXT, SurvivalsDrafter
 from cbatch.sim.provenance import NOT_COMPARED
 from cbatch.validation import nearest
@@ -59,19 +58,9 @@ class Run:
     end: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def cost(self) -> ProfileCost:
-        """The first pool's."""
-        return self.setups[0].cost
-
-    @property
-    def limits(self) -> Limits:
-        """The first pool's."""
-        return self.setups[0].limits
-
-    @property
-    def kv(self) -> KVSize:
-        """The first pool's."""
-        return self.setups[0].kv
+    def first(self) -> Setup:
+        """The setup of the first pool; of the run, without pools."""
+        return self.setups[0]
 
     @property
     def prices(self) -> list[float] | None:
@@ -187,15 +176,7 @@ def assemble(
     if not largest:
         _check_metrics(settings, facts)
     if settings.stream:
-        obstacles = {
-            f"real tokens of backend={backend.name} are kept to the end": not backend.simulated,
-            "requests arrive by iteration": bool(arrivals.iterations),
-            "requests follow the ends of others": arrivals.follow_ends,
-            "bounds=true needs all requests before the run": settings.bounds,
-            "backend.transfers.layerwise reads earlier iterations": backend.transfers.layerwise,
-        }
-        for why in (why for why, met in obstacles.items() if met):
-            raise ConfigError(f"stream=on: not possible, as {why}; give stream=off")
+        _check_stream(settings, arrivals)
     setups = [set_up(name, of_pool, facts, chosen) for name, of_pool in pools.items()]
     if len(setups) > 1:
         backend.check_number(sum(setup.settings.backend.num_devices for setup in setups))
@@ -223,6 +204,19 @@ def assemble(
         server.close()
         raise
     return Run(settings, setups, server, engine, facts, decode, chosen)
+
+
+def _check_stream(settings: Settings, arrivals: Arrivals) -> None:
+    """Raises ConfigError if the run cannot be kept in pieces."""
+    obstacles = {
+        f"real tokens of backend={settings.backend.name} are kept to the end": not settings.backend.simulated,
+        "requests arrive by iteration": bool(arrivals.iterations),
+        "requests follow the ends of others": arrivals.follow_ends,
+        "bounds=true needs all requests before the run": settings.bounds,
+        "backend.transfers.layerwise reads earlier iterations": settings.backend.transfers.layerwise,
+    }
+    for why in (why for why, met in obstacles.items() if met):
+        raise ConfigError(f"stream=on: not possible, as {why}; give stream=off")
 
 
 def _policy_text(pools: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,6 +1,6 @@
 """The setup of each pool of replicas: hardware, limits, KV cache and policy. All automatic choices are made, and noted, here."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -119,6 +119,15 @@ def check_profiles(settings: Settings) -> None:
                 cost = pool.backend.cost(pool.hardware, pool.model, pool.batch)
                 if isinstance(cost, UnmeasuredCost) and predicts(pool.policy):
                     cost.predict(BatchShape())  # raises
+
+
+def check_policies(runs: Iterable[Settings]) -> None:
+    """Builds every policy of several runs once, and drops it; the first run's is built next. Raises CbatchError as the constructor does."""
+    pools = [(name, pool.policy) for run in runs for name, pool in pools_of(run).items()]
+    recipes = {(repr(recipe.section), id(recipe.made)): (name, recipe) for name, recipe in pools}
+    for name, recipe in [*recipes.values()][1:]:
+        with _of_pool(name):
+            recipe()
 
 
 def set_up(name: str, settings: Settings, facts: Facts, chosen: dict[str, str]) -> Setup:

@@ -54,7 +54,7 @@ class RunTables:
         self, folder: Path, extra: Sequence[str] = (), stated: Mapping[str, str] = {}, drafts: bool = False
     ) -> None:
         """extra, stated: see `request_columns`. drafts: whether steps have the columns of drafts."""
-        self._step_columns = step_columns(drafts)
+        self._step_names = step_names(drafts)
         folder.mkdir(parents=True, exist_ok=True)
         self._extra, self._stated = extra, stated
         self._files = [_open(folder / name) for name in (REQUESTS, STEPS)]
@@ -66,8 +66,8 @@ class RunTables:
         if not self._has_header:
             self._has_header = True
             self._requests.writerow(request_columns(self._extra, self._stated, record))
-            self._files[1].write(",".join([*self._step_columns, *place_columns(record)]) + "\r\n")
-        lines = map(partial(_step_line, ",".join(["%s"] * len(self._step_columns))), record.steps)
+            self._files[1].write(",".join([*self._step_names, *place_columns(record)]) + "\r\n")
+        lines = map(partial(_step_line, ",".join(["%s"] * len(self._step_names))), record.steps)
         lines = map("{},{}".format, lines, record.replicas) if record.replicas else lines
         lines = map("{},{}".format, lines, map(record.pools.__getitem__, record.replicas)) if record.pools else lines
         self._files[1].writelines(f"{line}\r\n" for line in lines)
@@ -143,7 +143,7 @@ def read_extra(text: str) -> object:
         return text
 
 
-def step_columns(drafts: bool) -> Sequence[str]:
+def step_names(drafts: bool) -> Sequence[str]:
     """Returns the columns of steps.csv; only runs with a drafter have those of drafts."""
     return StepRecord._fields if drafts else StepRecord._fields[:-4]
 

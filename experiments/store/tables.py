@@ -66,7 +66,7 @@ def frame_of_requests(record: RunRecord, served: Served, cached: bool = False) -
 def frame_of_steps(record: RunRecord) -> pd.DataFrame:
     """Makes the frame of `read_steps` from the record of a run."""
     frame = pd.DataFrame(record.steps, columns=StepRecord._fields)
-    frame = frame if frame["num_drafts"].any() else frame[list(csv_tables.step_columns(drafts=False))]
+    frame = frame if frame["num_drafts"].any() else frame[list(csv_tables.step_names(drafts=False))]
     if record.pools:
         frame[csv_tables.POOL] = [record.pools[replica] for replica in record.replicas]
     return frame.assign(**{csv_tables.REPLICA: record.replicas}) if record.replicas else frame

@@ -26,13 +26,13 @@ def bounds_of(run: Run) -> BoundsOf:
         raise ConfigError(f"bounds=true or workload.load: {problem}; leave one of them out")
     if run.engine.arrivals.iterations:  # arrivals depend on the schedule
         raise ConfigError("lower bounds: a request arrives by iteration; give requests with arrival times")
-    cost, replicas = run.cost, run.cost.topology.replicas
+    cost, limits, kv = run.first.cost, run.first.limits, run.first.kv
     machine = pickle.dumps((cost.profile, cost.spec, cost.topology, cost.max_batch))
-    lines = _minorants(machine, run.limits)
-    found = findable_tokens(run.requests, run.kv.block_size) if run.settings.prefix_cache else None
+    lines = _minorants(machine, limits)
+    found = findable_tokens(run.requests, kv.block_size) if run.settings.prefix_cache else None
 
     def bounds(requests: Sequence[Request]) -> Bounds:
-        return Bounds(requests, lines, run.limits, run.kv.num_tokens, replicas, found)
+        return Bounds(requests, lines, limits, kv.num_tokens, cost.topology.replicas, found)
 
     bounds(run.requests)  # raises before anything is served
     return bounds

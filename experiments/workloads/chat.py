@@ -19,7 +19,7 @@ from experiments.workloads.seeds import Purpose, generator
 from experiments.workloads.sessions import ClosedLoop
 from experiments.workloads.trace import Floats, Ints, Trace
 
-Turns = Annotated[
+NumTurns = Annotated[
     tuple[Annotated[int, whole(1, MOST_REQUESTS)], Annotated[int, whole(1, MOST_REQUESTS)]],
     WrapValidator(as_range),
     Give("a whole number of turns, at least 1, or the least and the most: [2, 12]"),
@@ -51,7 +51,7 @@ class Chat(DrawnRequests, ClosedLoop):
     """
 
     closed: bool = True
-    turns: Turns = (8, 8)
+    turns: NumTurns = (8, 8)
     system: Annotated[int, whole(0, LONGEST)] = 1024
     pause: Annotated[float, not_negative("seconds")] = 10.0
 

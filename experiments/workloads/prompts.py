@@ -27,14 +27,14 @@ from experiments.workloads.readers.table import at_line, json_objects, read_text
 from experiments.workloads.seeds import Purpose, request_seeds
 from experiments.workloads.trace import MOST_TOKENS, Column, Fit, Ints, Trace
 
-Said = Mapping[str, str]  # a message: role and content
+ChatMessage = Mapping[str, str]  # a message: role and content
 
 
 class Line(NamedTuple):
     """A turn. spec: its request without a prompt. says: its messages; if empty, `prompt` is the only turn's prompt. pause: seconds."""
 
     spec: RequestSpec
-    says: Sequence[Said]
+    says: Sequence[ChatMessage]
     prompt: Sequence[int]
     pause: float
 
@@ -47,7 +47,7 @@ class Dialogues(Listed):
     def __init__(
         self,
         sessions: Sequence[Sequence[Line]],
-        encode: Callable[[int, Sequence[Said]], list[int]],
+        encode: Callable[[int, Sequence[ChatMessage]], list[int]],
         decode: Callable[[Sequence[int]], str],
         most: float = inf,
     ) -> None:
@@ -58,7 +58,7 @@ class Dialogues(Listed):
         super().__init__()
         self._encode, self._decode, self._most = encode, decode, most
         self._turns = {line.spec.id: (session, turn) for session in sessions for turn, line in enumerate(session)}
-        self._said: dict[int, list[Said]] = {}  # messages of each turn's prompt, by its id
+        self._said: dict[int, list[ChatMessage]] = {}  # messages of each turn's prompt, by its id
         firsts = [spec for session in sessions if (spec := self._spec(session, 0, [])) is not None]
         if not firsts:
             raise WorkloadError(f"workload: no prompt fits max_length={most:g}; raise it")
@@ -77,7 +77,7 @@ class Dialogues(Listed):
                 time = (request.finished_at or 0.0) + session[turn + 1].pause
                 self.add([Request.from_spec(replace(spec, arrival_time=time))])
 
-    def _spec(self, session: Sequence[Line], turn: int, before: Sequence[Said]) -> RequestSpec | None:
+    def _spec(self, session: Sequence[Line], turn: int, before: Sequence[ChatMessage]) -> RequestSpec | None:
         """Returns the request of a turn after these messages; None if it is too long."""
         line = session[turn]
         said = self._said[line.spec.id] = [*before, *line.says]
@@ -175,7 +175,7 @@ class PromptFile(Workload, Fit):
             turns = sessions.setdefault(number if line.session is None else line.session, [])
             turns.append(Line(spec, says, prompt, (line.pause or 0.0) if turns else 0.0))
 
-        def encode(id_: int, said: Sequence[Said]) -> list[int]:
+        def encode(id_: int, said: Sequence[ChatMessage]) -> list[int]:
             return _chat(self.path, id_ + 1, said, vocabulary)
 
         decode = vocabulary.decode if vocabulary is not None else str
@@ -247,7 +247,7 @@ def _prompt(path: str, number: int, line: PromptLine, vocabulary: Vocabulary | N
     return tokens
 
 
-def _chat(path: str, number: int, said: Sequence[Said], vocabulary: Vocabulary | None) -> list[int]:
+def _chat(path: str, number: int, said: Sequence[ChatMessage], vocabulary: Vocabulary | None) -> list[int]:
     """Returns the token ids of a chat, which ends with the messages of a line."""
     tokenizer = _tokenizer(path, number, vocabulary)
     try:

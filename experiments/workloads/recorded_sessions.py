@@ -66,6 +66,10 @@ class RecordedSessions(ClosedLoop):
     arrivals: None = None
 
     def __post_init__(self) -> None:
+        if self.slo is not None:  # `capacity` and `arena` always set it
+            problem = "requests keep their objectives, and have no replications for a capacity or an arena"
+            remedy = "leave out workload.slo, or give workload=chat or workload=agents"
+            raise WorkloadError(f"workload=recorded_sessions: {problem}; {remedy}")
         Workload.__post_init__(self)
         if self.steady:
             raise WorkloadError("workload.steady=true: recorded sessions begin at their first turn; leave it out")

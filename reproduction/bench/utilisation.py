@@ -74,7 +74,7 @@ def main(
                 "simulated": serve(simulated, name, keys)[0],
             }
             print(f"  {name}: {figures[name]}", flush=True)
-    tables = {"profile": simulated.cost.profile.name, "tables": tables_of(simulated.cost.profile)}
+    tables = {"profile": simulated.first.cost.profile.name, "tables": tables_of(simulated.first.cost.profile)}
     content = {**tables, "model": real.settings.model.name, "settings": settings, "figures": figures}
     print(f"written: {write_benchmark('utilisation', card, content, folder, BENCH)}")
 
@@ -84,7 +84,7 @@ def simulate_again(path: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     keys = [f"hardware={content['profile']}", *content["settings"].split()]
     run = assemble(compose_run("backend=sim", *keys), print)
-    content["tables"] = tables_of(run.cost.profile)
+    content["tables"] = tables_of(run.first.cost.profile)
     for name, figures in content["figures"].items():
         figures["simulated"] = serve(run, name, keys)[0]
         print(f"  {name}: {figures}")
@@ -99,7 +99,8 @@ def serve(run: Run, policy: str, keys: Sequence[str]) -> tuple[dict[str, float],
     plans, began = chosen.policy(), time.perf_counter()
     record = run.server.serve(plans, requests)
     seconds, machines = time.perf_counter() - began, machines_of(run.about["utilisation"])
-    summary = summarize(record, num_blocks=run.kv.num_blocks, max_batch=run.limits.max_batch, machines=machines)
+    num_blocks, max_batch = run.first.kv.num_blocks, run.first.limits.max_batch
+    summary = summarize(record, num_blocks=num_blocks, max_batch=max_batch, machines=machines)
     return {name: summary[name]["run"] for name in ("mfu", "mbu")}, seconds
 
 

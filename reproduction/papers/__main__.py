@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
-from experiments.settings.command_line import keyword_arguments, listed, run
+from experiments.settings.command_line import keyword_arguments, list_names, run
 from experiments.store.claim import check_writable
 from experiments.store.provenance import slug
 from reproduction import RESULTS
@@ -113,7 +113,7 @@ def _report(shown: gallery.Shown, folder: Path, *, in_full: bool) -> None:
 def _usage() -> str:
     figures = {name: gallery.about(name) for name in [*gallery.names(), *gallery.landscape()]}
     commands = {name: command.about for name, command in COMMANDS.items()}
-    return f"{__doc__}\nfigures:\n{listed(figures)}\n\nother commands:\n{listed(commands)}"
+    return f"{__doc__}\nfigures:\n{list_names(figures)}\n\nother commands:\n{list_names(commands)}"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from reproduction.validation import runs as runs_file
 from reproduction.validation.__main__ import main
 from reproduction.validation.cases import CASES, POLICIES, SERVE, Case, chosen_cases, workload
 from reproduction.validation.compare import compare, cost_of, in_graphs, pair, scaled, share_of_bound, within_bars
-from reproduction.validation.ranking import pairs, ratio_errors
+from reproduction.validation.ranking import job_cases, pairs, ratio_errors
 from reproduction.validation.runs import ServedRun
 from reproduction.validation.serve import serve
 
@@ -214,6 +214,32 @@ def test_the_ratio_of_throughputs_is_also_of_queued_runs_and_runs_without_a_grap
     every, inside = (ratio_errors([{"cases": of}]).loc["TBT P99"] for of in (cases, in_graphs(cases)))
     assert (every["pairs"], every["largest"]) == (6, pytest.approx(2.0))
     assert (inside["pairs"], inside["largest"]) == (1, pytest.approx(0.05))
+
+
+def test_the_ratios_of_profiles_include_sessions_and_settings_of_one_policy() -> None:
+    """Times without pauses of 8 and 10 s, simulated as 8 and 12.5 s: 25%; latencies by turn are left out. Two settings of vLLM are a pair."""
+    policies = (("a", 8.0, 8.0), ("b", 10.0, 12.5))
+    runs = [
+        {
+            "workload": "w",
+            "kv_tokens": tokens,
+            "policy": policy,
+            "measured": {"busy p50": real, "TTFT of turns 0": 1.0},
+            "simulated": {"busy p50": virtual, "TTFT of turns 0": 9.0},
+        }
+        for tokens in (1, 2)
+        for policy, real, virtual in policies
+    ]
+    [row] = ratio_errors([job_cases({"runs": runs})]).itertuples()
+    assert (row.Index, row.pairs, row.largest) == ("busy P50", 2, pytest.approx(0.25))
+    recorded = {
+        f"batch 256, {load}%, chunk={chunk}": {
+            f"chunk={chunk}": {"load": load, "measured": {"TPOT mean": 1.0}, "simulated": {"TPOT mean": chunk / 512}}
+        }
+        for load, chunk in ((61, 512), (61, 1024), (86, 512))
+    }
+    [row] = ratio_errors([{"cases": recorded}]).itertuples()
+    assert (row.pairs, row.largest) == (1, pytest.approx(1.0))
 
 
 def test_the_page_states_the_stored_errors_of_ratios() -> None:

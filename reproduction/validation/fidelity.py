@@ -38,7 +38,7 @@ from reproduction.validation.compare import (
     speed_of,
     tables_of,
 )
-from reproduction.validation.ranking import ratio_errors
+from reproduction.validation.ranking import job_cases, ratio_errors
 from reproduction.validation.report import show
 from reproduction.validation.runs import ServedRun, figures
 from reproduction.validation.stored import pool, stored_runs
@@ -55,6 +55,7 @@ def main(
     held: Annotated[int, whole(1, unit="number of requests")] = 400,
     name: str = "fidelity",
     hardware: str = "h200",
+    jobs: tuple[str, ...] = (),
     stamp: Switch = False,
     folder: str = RESULTS,
 ) -> None:
@@ -66,6 +67,7 @@ def main(
             (.json), also of `capacity`: their errors are printed as one; with `path`, one is simulated again and written instead.
         cases, policies: beginnings of names to measure, separated by ";"; earlier measurements of others are kept.
         held: requests of each case. hardware: profile to simulate with, by name or file. stamp: on writes the errors of these runs, or of these comparisons, into it.
+        jobs: files that `jobs` wrote, whose errors of ratios the asynchronous loop on one GPU states too.
 
     Raises:
         ConfigError: neither a trace nor measured runs, or no GPU.
@@ -102,7 +104,7 @@ def main(
             print(f"written: {files[0]}")
         comparisons = [_compare_kept(kept, profile, name, folder)]
     if stamp:
-        stamped, stated = PROFILES / f"{hardware}.json", statement(comparisons, profile.name)
+        stamped, stated = PROFILES / f"{hardware}.json", statement(comparisons, profile.name, jobs)
         stamped = stamped if stamped.is_file() else Path(hardware)  # as `load_profile` finds it
         written_profile = make_profile(json.loads(stamped.read_text()) | stated)
         write_text(stamped, profile_text(written_profile))
@@ -129,12 +131,17 @@ def _write_compared(
     return written
 
 
-def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:
-    """Returns a profile's `compared`, from written comparisons, which also name the commits of the runtime and the traces."""
+def statement(comparisons: Sequence[Path], profile: str, jobs: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns a profile's `compared`, from written comparisons, which also name the commits of the runtime and the traces. jobs: see `main`."""
     command = f"{VALIDATION} fidelity measured={','.join(map(str, comparisons))} hardware={profile}"
+    command += f" jobs={','.join(jobs)}" * bool(jobs)
+    sessions = [json.loads(Path(file).read_text(encoding="utf-8")) for file in jobs]
+    if any((of["profile"], of["tables"]) != (profile, tables_of(load_profile(profile))) for of in sessions):
+        raise ConfigError(f"jobs={','.join(jobs)}: simulated with other tables than those of {profile}; run jobs again")
     compared = {}
     for loop, result in pool(comparisons, profile).items():
         runs = [run for policies in result["cases"].values() for run in policies.values()]
+        files = [result, *(map(job_cases, sessions) if loop.removesuffix(IN_GRAPHS) == "async" else ())]
         batches, loads = [run["batch"] for run in runs], [run["load"] for run in runs if run["load"] is not None]
         compared[loop] = {
             "models": sorted({run["model"] for run in runs}),
@@ -144,7 +151,7 @@ def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:
             "cards": len({origin.get("card", number) for number, origin in enumerate(result["measured"])}),
             "date": today(),
             "see": command,
-            "largest_error_of_ratios": ratio_errors([result])["largest"].round(4).to_dict(),
+            "largest_error_of_ratios": ratio_errors(files)["largest"].round(4).to_dict(),
             "batches": batches,
             "loads": loads,
             "shares_of_bound": [round(share, 2) for run in runs if (share := run.get("share_of_bound")) is not None],

@@ -23,7 +23,7 @@ from tabulate import tabulate
 
 from cbatch import ConfigError, Engine, RunRecord, Server
 from cbatch.results.gathered import Gathered
-from cbatch.results.utilisation import Work, device_seconds, limit_power, measured_energy, work_of
+from cbatch.results.utilisation import ModelWork, device_seconds, limit_power, measured_energy, work_of
 from cbatch.sim import load_profile
 from cbatch.sim.profile import Watts
 from cbatch.validation import Switch
@@ -208,7 +208,7 @@ def _begin(run: Run, case: str, backend: str, common: str) -> Engine:
     return run.server.engine(chosen.policy(), chosen.workload.requests(chosen.backend.vocabulary(chosen.model)))
 
 
-def _done(record: RunRecord, work: Work, readings: NDArray[np.float64] | None = None) -> Done:
+def _done(record: RunRecord, work: ModelWork, readings: NDArray[np.float64] | None = None) -> Done:
     gathered = Gathered()
     gathered.add(record)
     steps, window = gathered.steps, gathered.window()

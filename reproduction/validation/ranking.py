@@ -14,6 +14,7 @@ card and a file; `other loads` also leaves out pairs of the same load and reques
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -38,7 +39,8 @@ FIGURES = {"TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99", "end to end mean", 
 
 SEPARATIONS = (0.01, 0.02, 0.05, 0.1)
 BASELINES = ("elsewhere", "other loads")
-_RATIOS = ("TTFT", "TPOT", "TBT", "end to end")
+_JOBS = ("busy", "turn")  # the times of a session without its pauses, and of its turns
+_RATIOS = ("TTFT", "TPOT", "TBT", "end to end", *_JOBS)
 _SHARES = ("noise", "regret", "regret of named")
 
 
@@ -112,19 +114,35 @@ def pairs(files: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def ratio_errors(files: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Returns the errors of the simulated ratio of two policies that one card served with equal arrivals, by figure, and throughput and total time also of queued requests; repeats are left out.
+    """Returns the errors of the simulated ratio of two policies, or settings of one, that one card served with equal arrivals, by figure, and throughput and total time also of queued requests; repeats are left out.
 
     The error is the larger of simulated over real ratio and its inverse, minus 1: the same whichever of the two is the baseline.
     """
-    rows = []
-    for policies in (runs for kept in files for name, runs in _cases(kept).items() if ", again" not in name):
-        for one, other in combinations(policies.values(), 2):
+    rows, cases = list[tuple[str, float]](), defaultdict[tuple[int, str], list[Mapping[str, Any]]](list)
+    for file, kept in enumerate(files):
+        for name, policies in _cases(kept).items():
+            for policy, run in policies.items() if ", again" not in name else ():
+                cases[file, name.replace(f", {policy}", "")].append(run)
+    for runs in cases.values():
+        for one, other in combinations(runs, 2):
             chosen = (*CLOSED, *_RATIOS) if None not in (one["load"], other["load"]) else (*CLOSED,)
             for figure in (figure for figure in one["measured"] if figure.startswith(chosen)):
                 real, virtual = (one[kind][figure] / other[kind][figure] for kind in ("measured", "simulated"))
                 rows.append((figure, max(virtual / real, real / virtual) - 1))
     errors = pd.DataFrame(rows, columns=["figure", "error"]).groupby("figure", sort=False)["error"]
     return pd.DataFrame({"pairs": errors.size(), "median": errors.median(), "largest": errors.max()})
+
+
+def job_cases(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the runs of a file that `jobs` wrote as cases, by policy, with the times of sessions and turns."""
+    cases = defaultdict[str, dict[str, Any]](dict)
+    for run in content["runs"]:
+        times = {
+            kind: {name.replace(" p", " P"): value for name, value in run[kind].items() if name.startswith(_JOBS)}
+            for kind in ("measured", "simulated")
+        }
+        cases[f"{run['workload']}, {run['kv_tokens']}"][run["policy"]] = {"load": "closed", **times}
+    return {"cases": cases}
 
 
 def _either(first: "pd.Series[str]", second: "pd.Series[str]") -> list[str]:

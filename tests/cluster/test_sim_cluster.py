@@ -246,8 +246,8 @@ def test_a_router_outside_the_repository_is_given_by_its_import_path(tmp_path: P
 def test_the_command_line_spreads_a_model(settings: str, num_stages: int) -> None:
     keys = [f"backend.{setting}" for setting in settings.split()]
     run = assemble(compose_run("backend=sim", "workload=open_loop", "workload.num_requests=20", *keys))
-    assert run.limits.num_stages == num_stages
+    assert run.first.limits.num_stages == num_stages
     assert len(run.engine.run().requests) == 20
-    facts = run.settings.backend.facts([engine.executor for engine in run.engine.engines], run.cost, True)
-    assert (facts["gpus"], len(facts["stages"])) == (8, num_stages * run.cost.topology.replicas)
+    facts = run.settings.backend.facts([engine.executor for engine in run.engine.engines], run.first.cost, True)
+    assert (facts["gpus"], len(facts["stages"])) == (8, num_stages * run.first.cost.topology.replicas)
     assert sum(facts["stages"][-1].values()) > 0

@@ -207,5 +207,28 @@ def test_a_replica_is_shown_as_it_was_reported_and_as_it_was_sent() -> None:
     for at, ended in ((2.0, [(0, 5), (1, 2)]), (3.0, [(2, 3)])):
         view.post(Report(at, np.array([], int), np.array([], int), 0, 10, ended))
     assert [request.id for request in cluster.update(3.0)] == [0, 1, 2]
-    assert (view.num_ended, view.ended_prompt_tokens, view.ended_output_tokens) == (3, 31, 10)
+    assert (view.num_ended, view.ended_prompt_tokens, view.ended_output_tokens) == (3, 22, 10), "12 and 10"
     assert cluster.fitting(Request(3, 30, 11)) == [0] and cluster.fitting(Request(4, 30, 12)) == [], "41 tokens fit"
+
+
+def test_a_prompt_counts_where_it_was_computed() -> None:
+    """The prefiller's first request is continued by the decoder, as is one of the decoder's own by the prefiller; its second ends there."""
+    none, limits = np.array([], int), Limits(4, 64, 64)
+    cluster = ClusterView([ReplicaView(role, 10, 4, limits, CostFunction(lambda _: 1.0)) for role in ("p", "d")], 0.0)
+    prefiller, decoder = cluster
+    moved, kept, back = Request(0, 9, 3), Request(1, 5, 1), Request(2, 4, 2)
+    for view, request in ((prefiller, moved), (prefiller, kept), (decoder, back)):
+        view.send(request)
+    cluster.bind(moved, 1)
+    cluster.bind(kept, 1)  # with push a decoder is chosen at the arrival
+    prefiller.post(Report(1.0, none, none, 0, 10, ended=[(1, 1)], left=[0]))
+    cluster.unbind(moved)
+    cluster.update(1.0)
+    assert [(view.num_unfinished, view.ended_prompt_tokens) for view in cluster] == [(0, 14), (2, 0)]
+    cluster.bind(back, 0)
+    cluster.unbind(back)
+    decoder.post(Report(2.0, none, none, 0, 10, ended=[(0, 3)], left=[2]))
+    prefiller.post(Report(3.0, none, none, 0, 10, ended=[(2, 2)]))
+    cluster.update(3.0)
+    counts = [(view.num_ended, view.ended_prompt_tokens, view.ended_output_tokens) for view in cluster]
+    assert counts == [(2, 14, 3), (1, 4, 3)], "of 9, 5 and 4 prompt tokens"

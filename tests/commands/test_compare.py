@@ -134,7 +134,11 @@ def compared(*things: pd.DataFrame, baseline: str = "") -> str:
         ("clients.a.b.ttft_seconds.mean", 1.06, 0, "significant; below 7%", 0.07),
         ("run.seconds", 1.008, 0, "significant; below 1%", 0.01),
         ("throughput.requests_per_second", 1.02, 3, "significant", 0.01),
-        ("run.iterations", 1.01, 0, "significant", math.nan),
+        ("run.iterations", 1.01, 0, "significant; no known error", math.nan),
+        ("energy.joules_per_token", 1.01, 0, "significant; no known error", math.nan),
+        ("sessions.job_seconds.mean", 1.012, 0, "significant; below 2%", 0.02),
+        ("sessions.turn_seconds.p90", 1.05, 3, "significant", 0.02),
+        ("sessions.job_seconds.geometric_mean", 1.01, 0, "significant; no known error", math.nan),
     ],
 )
 def test_a_significant_difference_below_the_error_of_simulation_says_so(
@@ -155,7 +159,7 @@ def test_a_significant_difference_below_the_error_of_simulation_says_so(
         both.append(rows(label, [20.0, 20.1, 19.9]).assign(summary=summaries, **values))
     text = report(pd.concat(both, ignore_index=True), [key])
     assert f"]  {remark}\n" in text and ("hardware-profiles.md" in text) == ("below" in remark)
-    assert ("not compared with real runs" in text) == (key == "run.iterations")
+    assert ("not compared with real runs" in text) == ("no known error" in remark)
     [row] = table_of(pairs_of(pd.concat(both, ignore_index=True), [key])).to_dict("records")
     assert row["ratio_error"] == pytest.approx(error, nan_ok=True)
     assert key != "tpot_seconds.p99" or (row["unit"], row["better"]) == ("s", "lower")
@@ -169,14 +173,29 @@ def test_the_errors_of_ratios_are_those_of_the_document() -> None:
         cells[0]: cells[1:] for line in lines if len(cells := [cell.strip() for cell in line.split("|")[1:-1]]) == 5
     }
 
-    def cell(key: str) -> str:
-        inside, other = (f"{ratio_error(key, in_graphs):.0%}" for in_graphs in (True, False))
+    def cell(key: str, profile: str) -> str:
+        inside, other = (f"{ratio_error(key, in_graphs, [profile]):.0%}" for in_graphs in (True, False))
         return inside if inside == other else f"{inside} ({other})"
 
-    for group in ("ttft", "tbt", "tpot", "end_to_end"):
-        name = {"end_to_end": "end-to-end latency"}.get(group, group.upper())
-        assert [cell(f"{group}_seconds.{rank}") for rank in ("mean", "p50", "p90", "p99")] == stated[name]
-    assert stated["throughput, makespan"][0] == cell("run.seconds") == cell("throughput.decode_tokens_per_second")
+    names = {"ttft": "TTFT", "tbt": "TBT", "tpot": "TPOT", "end_to_end": "end-to-end latency"}
+    for profile, prefix in (("h200", ""), ("h200-vllm", "with a profile of vLLM: ")):
+        for group, name in names.items():
+            cells = [cell(f"{group}_seconds.{rank}", profile) for rank in ("mean", "p50", "p90", "p99")]
+            assert cells == stated[prefix + name]
+        both = {cell(key, profile) for key in ("run.seconds", "throughput.decode_tokens_per_second")}
+        assert both == {stated[f"{prefix}throughput, makespan"][0]}
+    for group, name in (
+        ("busy", "session, without its pauses"),
+        ("job", "session, without its pauses"),
+        ("turn", "turn of a session"),
+    ):
+        assert [cell(f"sessions.{group}_seconds.{rank}", "h100") for rank in ("mean", "p50", "p90")] == stated[name][:3]
+
+
+def test_no_error_is_known_of_a_ratio_of_two_profiles_or_of_figures_that_no_two_policies_were_measured_by() -> None:
+    assert ratio_error("ttft_seconds.mean", True, {"h100", "h200"}) == 0
+    assert ratio_error("sessions.busy_seconds.mean", True, {"h100-vllm"}) == 0
+    assert ratio_error("energy.joules_per_token", True, {"h200"}) == 0
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,12 @@ from cbatch import CachedBlock, CbatchError, Eviction, Plan, Request, View
 from cbatch.cluster import LeastLoaded
 from experiments.api import capacity, compare, plot, serve, simulate
 from experiments.compare import pairs_of, table_of
-from experiments.settings.keywords import settings_of
+from experiments.settings.keywords import check_read, settings_of
 from experiments.setup.earlier_runs import EarlierRuns
 from experiments.store.replications import read_replications
 from experiments.store.tables import read_requests, read_steps
 from experiments.workloads import GammaArrivals, OpenLoop, UniformLengths
+from policies.autoscalers import Fixed as Scaled
 from policies.chunking import Fixed, TileAligned
 from policies.evictions import LFU, SoftTTL
 from policies.sarathi_serve import SarathiServe
@@ -182,6 +183,14 @@ def test_real_tokens_are_in_the_record() -> None:
         ("orcs", {}, ["policy=orcs", "orca"]),
         (Tiring, {}, ["policy=Tiring: is a class", "Tiring()"]),
         (Tiring(), {"chunk": 256}, ["chunk=256", "policy object"]),
+        ("orca", {"chunk": 512}, ["chunk=512", "no policy here reads it"]),
+        ("tgi", {"predictor": "noisy", "share": 0.5}, ["predictor=noisy", "no policy here reads it"]),
+        ("orca", {"autoscale": Scaled(replicas=1)}, ["autoscale: needs several replicas"]),
+        (
+            "orca",
+            {"router": LeastLoaded(), "backend.router": "round_robin", "replicas": 2},
+            ["is the same key as router"],
+        ),
         (Tiring(), {"energy": 3}, ["energy: no such keyword", "of the policy are given to the object"]),
         ("orca", {"eviction": LFU()}, ["eviction=LFU", "give prefix_cache=true"]),
         ("orca", {"eviction": LFU, "prefix_cache": True}, ["eviction=LFU: is a class", "LFU()"]),
@@ -223,6 +232,13 @@ def test_a_mistake_is_a_line(policy: Any, keys: dict[str, Any], named: list[str]
 def test_every_group_has_keywords(keys: dict[str, Any], part: str) -> None:
     settings = settings_of("srpt" if "predictor" in keys else "sarathi_serve", "open_loop", {"backend": "sim", **keys})
     assert [*keys.values()][-1] in [value for key, value in settings.identity.items() if key.startswith(part)]
+
+
+def test_a_keyword_is_read_by_one_of_the_compared_policies() -> None:
+    orca, sarathi = (settings_of(policy, "open_loop", {"chunk": 64}) for policy in ("orca", "sarathi"))
+    check_read([orca, sarathi])
+    with pytest.raises(CbatchError, match=r"^chunk=64: has no effect"):
+        check_read([orca, orca])
 
 
 def test_one_seed_is_refused_before_a_run() -> None:
@@ -278,6 +294,7 @@ def test_a_capacity_is_that_of_the_command(tmp_path: Path) -> None:
             partial(compare, ["orca", "sarathi"], metric=["ttft_seconds.p50", "prefix_cache.hit_share"]),
             "^metric=prefix_",
         ),
+        (partial(compare, [Failing(), "trail(c=-1)"]), "c=-1"),  # before the first run, which would fail
         (partial(capacity, "orca", slo={"ttft": 1}, output=5), "^output=5: give the path"),
         (partial(plot, 5, "out"), "^plot 5: no such plot"),
         (partial(plot, "curves", None), "^folder=None: give the path"),

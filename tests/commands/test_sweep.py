@@ -56,6 +56,28 @@ def test_an_error_of_many_runs_is_printed_once_and_one_of_all_before_the_first(t
     assert error.startswith("error: hardware=h20: no such profile") and not (tmp_path / "multirun" / "bad").exists()
 
 
+def test_a_policy_that_cannot_be_built_is_an_error_before_the_first_run(tmp_path: Path) -> None:
+    """Also in a pool, and with runs in other processes; a policy is built once for the check and once for its run."""
+    text = (
+        "from policies.orca import Orca\n\n\nclass Mine(Orca):\n    def __init__(self, at: int = 0):\n        1 / at\n"
+    )
+    (tmp_path / "mine.py").write_text(f"{text}        open('built', 'a').write('x')\n")
+    swept = ("run", "-m", "sweep=two", "backend=sim", "seeds=2", *QUICK)
+    pools = "backend.pools={a:{},b:{policy:{at:0}}}"
+    for words in (
+        (*swept, "policy=orca,mine.Mine"),
+        (*swept, "policy=orca,mine.Mine", "hydra/launcher=joblib"),
+        (*swept, "policy=mine.Mine(at=1)", pools),
+        ("compare", "orca", "mine.Mine", "seeds=2", *QUICK),
+    ):
+        done = command(*words, cwd=tmp_path)
+        [error] = done.stderr.splitlines()
+        assert "mine.py, line 6: ZeroDivisionError" in error and "TTFT" not in done.stdout
+        assert ("backend.pools.b: " in error) == (pools in words) and not [*tmp_path.glob("multirun/*/*")]
+    assert command(*swept, "policy=orca,mine.Mine(at=1)", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "built").read_text() == "x" * 3  # of two seeds
+
+
 def test_a_fault_of_several_lines_is_a_line_of_each_run_and_printed_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

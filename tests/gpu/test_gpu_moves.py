@@ -18,7 +18,7 @@ from cbatch import FinishReason, KVSize
 from cbatch.cluster.transfers import Copier, Copy
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.gpu import build as gpu
-from cbatch.runtime.gpu.transfers import PROGRAMS, BlockCopies, launcher
+from cbatch.runtime.gpu.transfers import PROGRAMS, BlockCopier, launcher
 from cbatch.runtime.options import Options
 
 DEVICES = [pytest.param((0, 0), id="one GPU"), pytest.param((0, 1), id="two GPUs", marks=TWO_GPUS)]
@@ -33,7 +33,7 @@ def test_scattered_blocks_arrive_as_they_were(dtype: str, devices: tuple[int, in
     there, here = (
         PagedCache(spec, size, torch.device("cuda", each)) for size, each in zip(sizes, devices, strict=True)
     )
-    copies = BlockCopies([[there]], [[here]])
+    copies = BlockCopier([[there]], [[here]])
     for number in (1, 30, 40):
         there.both.normal_()
         there.texts.random_()
@@ -55,7 +55,7 @@ def test_scattered_blocks_arrive_as_they_were(dtype: str, devices: tuple[int, in
 def test_copies_are_as_fast_as_a_plain_one(devices: tuple[int, int]) -> None:
     """Scattered blocks of an 8B model, 8,192 tokens, against the same bytes in one piece: at most 15% longer, on one GPU with more programs."""
     there, here = (PagedCache(LARGE, KVSize(96, 128), torch.device("cuda", each)) for each in devices)
-    stream = BlockCopies([[there]], [[here]])._streams[0]
+    stream = BlockCopier([[there]], [[here]])._streams[0]
     pairs = torch.stack([torch.randperm(96)[:64] for _ in range(2)]).int().pin_memory()
     shape = 64 * 128 * LARGE.kv_bytes_per_token // 2
     plain = [torch.empty(shape, dtype=torch.int16, device=cache.keys.device) for cache in (there, here)]
@@ -99,7 +99,7 @@ def executors(request: pytest.FixtureRequest, devices: tuple[int, int], checkpoi
 def test_random_moves_keep_tokens_and_blocks(executors: list[Any]) -> None:
     """The schedules of the CPU's test: moves in both directions at any time, beside iterations in flight on both replicas."""
     ways = {
-        (one, other): BlockCopies(one.caches, other.caches)
+        (one, other): BlockCopier(one.caches, other.caches)
         for one in executors
         for other in executors
         if one is not other
@@ -126,7 +126,7 @@ def test_random_moves_keep_tokens_and_blocks(executors: list[Any]) -> None:
 
 def connect(sender: Any, receiver: Any, late: int = 0) -> Copier:
     """late: cycles for which each copy waits before it begins."""
-    copies = BlockCopies(sender.caches, receiver.caches, receiver.follow)
+    copies = BlockCopier(sender.caches, receiver.caches, receiver.follow)
 
     def copy(pairs: Any) -> Copy:
         with torch.cuda.stream(copies._streams[0]):
@@ -162,7 +162,7 @@ def test_a_copy_without_a_wait_gives_wrong_tokens(executors: list[Any]) -> None:
     """So the test above would notice: the decoder's iterations do not wait, and the copy begins 50 ms late."""
 
     def hasty(sender: Any, receiver: Any) -> Copier:
-        copies = BlockCopies(sender.caches, receiver.caches)
+        copies = BlockCopier(sender.caches, receiver.caches)
         receiver.caches[0][0].both.zero_()
 
         def copy(pairs: Any) -> Copy:

@@ -113,20 +113,37 @@ def test_composition_has_a_column_for_each_replica(tmp_path: Path) -> None:
 
 
 def test_composition_of_a_prefiller_and_a_decoder(tmp_path: Path) -> None:
-    """Power of each; no parts of prompts, which requests.csv would ascribe to the decoder. A replica that admitted none has an empty panel."""
+    """Power of each, and the prompts at the prefiller. A replica that admitted none has an empty panel."""
     pools: dict[str, Any] = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
     simulate("orca", "open_loop", requests=20, prefix_cache=True, pools=pools, output=tmp_path / "run", hardware="h100")
     panels = composition.draw(tmp_path / "run").axes
-    assert [panel.get_ylabel() for panel in panels[::2]][-1] == "power\n[W]"
+    assert [panel.get_ylabel() for panel in panels[::2]][-2:] == ["power\n[W]", "prompts\n[%]"]
+    assert panels[-2].collections and not panels[-1].collections
     shown = {text.get_text() for text in panels[1].get_legend().get_texts()}  # type: ignore[union-attr]
     assert shown == {"prefill", "decode", "padding"}, "the prefiller has no decodes"
-    assert all(max(panel.get_lines()[0].get_ydata()) > 100 for panel in panels[-2:])  # type: ignore[arg-type]
+    assert all(max(panel.get_lines()[0].get_ydata()) > 100 for panel in panels[-4:-2])  # type: ignore[arg-type]
     panel, none = (
         new_figure(1, 1, 1.0)[1][0][0],
         pd.DataFrame(columns=["admitted", "cached_tokens", "recomputed_tokens", "prompt_tokens"], dtype=float),
     )
     composition._draw_prompts(panel, none, 2.0)
     assert not panel.collections
+
+
+def test_prompts_are_drawn_at_the_replica_that_computed_them(tmp_path: Path) -> None:
+    """Replica 0 has the prompts of request 0, which moved to replica 1 (5 tokens, 4 found), and of request 1 (7, and 4 computed again)."""
+    run = write_run(tmp_path / "run", settings={"backend": {"replicas": 2}})
+    steps, requests = pd.read_csv(run / "steps.csv"), pd.read_csv(run / "requests.csv")
+    steps.assign(replica=(0, 0, 1, 1, 1)).to_csv(run / "steps.csv", index=False)
+    moved = requests.assign(replica=(1, 1, 1, 0), prefilled_on=(None, 0, None, None), cached_tokens=(0, 4, 3, 0))
+    moved.to_csv(run / "requests.csv", index=False)
+    panels = composition.draw(run).axes[-2:]
+    tops = [
+        {str(area.get_label()): max(y for _, y in area.get_paths()[0].vertices) for area in panel.collections}
+        for panel in panels
+    ]
+    assert tops == [{"found": 25, "computed": 75, "recomputed": 100}, {"found": 100}]
+    assert list(panels[0].get_yticks()) == [0, 25, 50, 75, 100]
 
 
 def test_the_drawn_power_is_that_of_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,9 +254,8 @@ def test_a_run_states_the_error_of_runs_that_launch_as_it_does(
     policy: str, num_eager: int, pools: dict[str, Any]
 ) -> None:
     """Three prompts of 960 tokens at once fit no graph of 2,048 tokens; in chunks of 512 all do."""
-    keys = {"hardware": "h200", "model": "llama-3.1-8b", "batch": 3, "chunk": 512} | (
-        {"backend.pools": pools, "prefix_cache": True} if pools else {}
-    )
+    keys = {"hardware": "h200", "model": "llama-3.1-8b", "batch": 3} | ({"chunk": 512} if policy != "orca" else {})
+    keys |= {"backend.pools": pools, "prefix_cache": True} if pools else {}
     about = simulate(policy, **keys, **{"workload.num_requests": 3}).summary["about"]
     stated = load_profile("h200").compared["async" if num_eager else "async, in graphs"]
     assert about["execution"]["eager_iterations"] == num_eager

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from cbatch import ConfigError
 from experiments.settings.compose import compose, compose_sweep
-from experiments.settings.option_arguments import with_arguments
+from experiments.settings.option_arguments import for_hydra
 
 POLICY = """
 from cbatch import Plan, View
@@ -68,7 +68,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_options_with_arguments_become_names(given: str, names: list[str] | None) -> None:
     group = given.partition("=")[0]
     expected = given if names is None else f"{group}={','.join(repr(name) for name in names)}"
-    assert with_arguments([given, "chunk=3"]) == [expected, "chunk=3"]
+    assert for_hydra([given, "chunk=3"]) == [expected, "chunk=3"]
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,7 @@ def test_batch_auto_is_formula_1_of_sarathi(length: int, observed: int, formula:
 )
 def test_a_simulated_kv_block_is_that_of_the_measured_engine(hardware: str, tokens: int) -> None:
     """With equal blocks the same command has the same cache, simulated and real."""
-    kv = assemble(compose_run("backend=sim", f"hardware={hardware}", "kv_tokens=10000")).kv
+    kv = assemble(compose_run("backend=sim", f"hardware={hardware}", "kv_tokens=10000")).first.kv
     assert kv == KVSize(10_000 // tokens, tokens)
     assert {"h200": Cuda, "cpu": Cpu}.get(hardware, kv).block_size == tokens
 

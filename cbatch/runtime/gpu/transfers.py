@@ -77,7 +77,7 @@ def launcher(there: PagedCache, here: PagedCache, programs: int = PROGRAMS) -> C
     return launch
 
 
-class BlockCopies:
+class BlockCopier:
     """The copies from one executor to another, on a stream of its own of each of the sender's GPUs. Any thread begins one, any waits for it.
 
     The sender's blocks are leased and their iterations have ended; the receiver's are reserved, and used by no iteration before. So no copy
@@ -137,7 +137,7 @@ class _Buffer(NamedTuple):
 class BlockCopy(NamedTuple):
     """See `cbatch.cluster.transfers.Copy`."""
 
-    copies: BlockCopies
+    copies: BlockCopier
     buffer: _Buffer
     num_bytes: int
 

@@ -10,7 +10,7 @@ from experiments.plots.style import new_figure
 from reproduction.papers.claims import Claim
 from reproduction.papers.frames import add_provenance, pivot, read_stored, select
 from reproduction.papers.machines import Machines
-from reproduction.parts import grouped_bars, legend
+from reproduction.parts import grouped_bars
 
 POOLS = ("one pool", "pools of their own")
 BUFFERS = ("inputs", "outputs")
@@ -43,5 +43,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
         ylabel="memory [MiB]",
     )
     buffers.set(title="buffers that are not shared", xlabel="slots", ylabel="memory [bytes]")
-    legend(figure, [pools, buffers])
+    for panel in (pools, buffers):
+        panel.yaxis.set_major_formatter("{x:,.0f}")
+        panel.legend(loc="upper left")
     return figure

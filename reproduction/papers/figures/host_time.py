@@ -107,7 +107,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
                 panel, what != DEVICE, zip(spans["begin"], spans["value"], strict=True), **style | {"linewidth": 0}
             )
         panel.set_title(f"{way}, {data['hardware'].iloc[0]}, under a profiler")
-    panel.set_xlabel("time from the begin of an iteration [ms]")
+    panel.set_xlabel("time from the beginning of an iteration [ms]")
     _draw_kinds(axes["kinds"], data)
     shares = 100 * pivot(select(data, what="idle"), "hardware")
     for index, load in enumerate(shares):

@@ -105,7 +105,7 @@ def violated(data: pd.DataFrame, series: str, load: float = 2.2) -> float:
 
 
 PANELS = (
-    ("QoServe", "QoServe", "attained", "objectives attained"),
+    ("QoServe", "QoServe", "attained", "objectives attained [%]"),
     ("SLAI", "SLAI", "ttft_p50", "median TTFT [s]"),
     (BUDGETS, BUDGETS, "ttft_p50", "median TTFT [s]"),
     ("FastServe", "FastServe", "per_token", "latency per token / FCFS's"),
@@ -129,7 +129,15 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     for panel, (title, study, what, label) in zip(panels, PANELS, strict=True):
         shown, lines, along = select(data, study=study), "series", "load"
         if study == BUDGETS:
-            lines, along, shown = "load", "series", shown.assign(series=shown["series"].str.removesuffix(" tokens"))
+            lines, along, shown = (
+                "load",
+                "series",
+                shown.assign(series=shown["series"].str.removesuffix(" tokens").astype(int)),
+            )
+            panel.set_xscale("log")
+        if what == "attained":
+            shown = shown.assign(attained=100 * shown["attained"])
+            panel.set_ylim(0, 105)
         if label.endswith("FCFS's"):
             first = shown[shown["series"] == "FCFS"].set_index("load")[what]
             shown = shown.assign(**{what: shown[what] / shown["load"].map(first)})[shown["series"] != "FCFS"]
@@ -139,6 +147,8 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
         for index, (name, line) in enumerate(shown.groupby(lines, sort=False)):
             panel.plot(line[along], line[what], label=f"load {name}" if study == BUDGETS else name, **line_style(index))
         panel.set(title=title, ylabel=label, xlabel="load: share of capacity" if along == "load" else "tokens")
+        if study == BUDGETS:
+            label_log(panel.xaxis, [64, 128, 256, 512, 1024])
         if what == "ttft_p50":
             panel.set_yscale("log")
             label_log(panel.yaxis)
