@@ -254,8 +254,10 @@ def test_a_profile_states_the_errors_of_the_comparisons_that_it_names(
 ) -> None:
     monkeypatch.chdir(ROOT)
     stated = load_profile(name).compared
-    [files] = {*re.findall(r"fidelity measured=(\S+) ", " ".join(known.see for known in stated.values()))}
-    content = json.loads((PROFILES / f"{name}.json").read_text()) | statement([*map(Path, files.split(","))], name)
+    [see] = {known.see for known in stated.values()}
+    given = dict(re.findall(r"(measured|jobs)=(\S+)", see))
+    files, jobs = ([Path(file) for file in given.get(key, "").split(",") if file] for key in ("measured", "jobs"))
+    content = json.loads((PROFILES / f"{name}.json").read_text()) | statement(files, name, jobs)
     found = make_profile(content).compared
     assert stated == {loop: replace(known, date=stated[loop].date) for loop, known in found.items()}
     loops = {"async", "sync", "async, 2 GPUs"} if name == "h200" else {"async"}

@@ -152,7 +152,7 @@ def gpus_of(cases: Mapping[str, Any]) -> int:
 
 
 def tables_of(profile: Profile, gpus: int = 1) -> str:
-    """Returns a digest of the tables of this number of GPUs in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, power, peaks, links, shapes, block size, wider formats, drafts, host times of prompts in the cache and of handovers, which they lack, and of chunks, which the asynchronous loop hides, and whether tokens are received in a launch (`is_of_earlier_runtime`)."""
+    """Returns a digest of the tables of this number of GPUs in a profile, by which all compared runs, in 16-bit numbers, are simulated: of all but its error, price, power, peaks, links, shapes, block size, wider formats, drafts, host times of prompts in the cache and of handovers, which they lack, and of chunks, which the asynchronous loop hides, and whether tokens are received in a launch (`of_newest_runtime`)."""
     models = {
         name: replace(
             model,
@@ -223,10 +223,20 @@ def in_graphs(cases: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: runs for name, runs in chosen.items() if runs}
 
 
-def is_of_earlier_runtime(run: Mapping[str, Any], profile: Profile) -> bool:
-    """Whether a run received tokens after launches without a graph, of which it had some, and the profile's runtime receives them in between."""
-    receives = profile.host_time(asynchronous=True).receives_in_launch and not run.get("receives_in_launch")
-    return receives and run["eager_iterations"] != 0 and run["loop"] == "async"
+def of_newest_runtime(cases: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the runs, without launches of an earlier runtime if there are any of today's, which receives tokens during them."""
+    chosen = {
+        name: {
+            policy: run
+            for policy, run in runs.items()
+            if run.get("receives_in_launch") or run.get("eager_iterations") == 0
+        }
+        for name, runs in cases.items()
+    }
+    newest = any(
+        run["eager_iterations"] for runs in chosen.values() for run in runs.values() if run.get("receives_in_launch")
+    )
+    return {name: runs for name, runs in chosen.items() if runs} if newest else dict(cases)
 
 
 def judged(cases: Mapping[str, Any], name: str) -> list[tuple[str, dict[str, Any]]]:

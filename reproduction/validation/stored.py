@@ -16,7 +16,7 @@ from reproduction.validation.compare import (
     card_of,
     gpus_of,
     in_graphs,
-    is_of_earlier_runtime,
+    of_newest_runtime,
     on_card,
     summarize,
     tables_of,
@@ -40,21 +40,20 @@ def pool(files: Iterable[Path], profile: str) -> dict[str, dict[str, Any]]:
             found = content.get("errors", {}).get("profile", content)  # at the profile's speed, not at the cards'
             if found["profile"] != profile:
                 raise ValueError(f"compares profile {found['profile']}, not {profile}")
-            gpus, known = gpus_of(found["cases"]), load_profile(profile)
-            tables = tables_of(known, gpus)
+            gpus = gpus_of(found["cases"])
+            tables = tables_of(load_profile(profile), gpus)
             if found.get("tables", tables) != tables:
                 raise ValueError(f"was simulated with other tables of {profile}; give path=TRACE to simulate again")
             for name, policies in found["cases"].items():
                 case, card = card_of(name)
                 for policy, run in policies.items():
-                    whole = {"batch": KNOWN[case].batch, "loop": KNOWN[case].loop, "eager_iterations": None} | run
-                    if is_of_earlier_runtime(whole, known):
-                        continue
+                    whole = {"batch": KNOWN[case].batch, "loop": KNOWN[case].loop} | run if "batch" not in run else run
                     key = whole["loop"] + (f", {gpus} GPUs" if gpus > 1 else "")
                     loops.setdefault(key, {}).setdefault(on_card(case, len(origins) + int(card)), {})[policy] = whole
             origins += content["measured"]
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"measured={file}: no comparison with this profile: {error!r}") from error
+    loops = {loop: of_newest_runtime(cases) for loop, cases in loops.items()}
     within = {loop + IN_GRAPHS: in_graphs(cases) for loop, cases in loops.items()}
     loops |= {loop: cases for loop, cases in within.items() if cases != loops[loop.removesuffix(IN_GRAPHS)]}
     about = {"profile": profile, "targets": TARGETS}
