@@ -256,7 +256,7 @@ def test_a_profile_states_the_errors_of_the_comparisons_that_it_names(
     stated = load_profile(name).compared
     [see] = {known.see for known in stated.values()}
     given = dict(re.findall(r"(measured|jobs)=(\S+)", see))
-    files, jobs = ([Path(file) for file in given.get(key, "").split(",") if file] for key in ("measured", "jobs"))
+    files, jobs = [*map(Path, given["measured"].split(","))], given["jobs"].split(",") if "jobs" in given else []
     content = json.loads((PROFILES / f"{name}.json").read_text()) | statement(files, name, jobs)
     found = make_profile(content).compared
     assert stated == {loop: replace(known, date=stated[loop].date) for loop, known in found.items()}
