@@ -111,7 +111,7 @@ class RunRecord:
         self.replicas: list[int] = []  # that computed each step, if there are several
         self.replica_of: dict[int, int] = {}  # the replica of each request, by the request's id, if there are several
         self.prefilled_on: Mapping[int, int] | None = None  # by id, of those that have moved; None: no request may move
-        self.pools: Sequence[str] = ()  # the name of each replica's pool, if there are pools
+        self.pools: Sequence[str] = ()  # the name of each replica's pool, if there are several
         self.lives: Sequence[Life] = ()  # of all replicas, with an autoscaler
         self.transfers: Sequence[Transfer] = ()  # in the order of their ends, if replicas have roles
         self.lost: Sequence[Transfer] = ()  # not begun: the lease was over (`ended`) before the blocks could be read

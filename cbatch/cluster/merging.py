@@ -19,7 +19,7 @@ class Merger:
 
     def __init__(self, replica_of: dict[int, int], pools: Sequence[str]) -> None:
         """See `RunRecord`."""
-        self._places, self._num_steps = (replica_of, pools if any(pools) else ()), 0
+        self._places, self._num_steps = (replica_of, pools if len({*pools}) > 1 else ()), 0
         self._steps: list[tuple[float, int, StepRecord, Ints]] = []  # with the time of receipt and the replica
         self._requests: list[Request] = []
 

@@ -80,7 +80,7 @@ _RULES: Sequence[tuple[str, Condition, str]] = (
     ("replicas", lambda run: run.backend.replicas > 1, "backend.replicas=2"),
     (r"replicas\.(seconds|mean|most|lives)", lambda run: run.autoscale, "autoscale=NAME"),
     (r"pools\.[^.]+\.(mean|most)_replicas", lambda run: run.autoscale, "autoscale=NAME"),
-    ("pools", lambda run: run.backend.pools, "backend.pools={...}"),
+    ("pools", lambda run: len(run.backend.pools or ()) > 1, "backend.pools={...} with several pools"),
     (r"transfers|run\.recomputed_after_\w+", _moves, "backend.pools={...} with roles"),
 )
 """The first parts of figures' keys, whether a run can have these figures by its settings, and a setting with which it can."""

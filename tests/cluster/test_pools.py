@@ -218,6 +218,14 @@ def test_pools_with_one_policy_have_its_plain_text() -> None:
     )
 
 
+def test_a_single_pool_is_the_run_itself(tmp_path: Path) -> None:
+    """Its text is that of as many replicas, and its iterations can be drawn."""
+    keys = {"requests": 8, "batch": 4}
+    pool = simulate("orca", "open_loop", pools={"a": {"replicas": 2}}, output=tmp_path / "a", **keys)
+    assert run_text(pool.summary) == run_text(simulate("orca", "open_loop", replicas=2, **keys).summary)
+    assert composition.draw(tmp_path / "a").axes[1].get_title("left") == "replica 1"
+
+
 def test_equal_pools_serve_as_replicas_do() -> None:
     keys = {"requests": 60, "rate": 40, "batch": 4, "kv_tokens": 16 * 400, "staleness": 0.01}
     runs = [

@@ -106,3 +106,15 @@ def test_no_last_word_stands_alone() -> None:
     add_heading(figure, f"{'x' * 80}, 1 large and 4 small replicas, router round_robin", (), (), None)
     assert figure.get_suptitle() == f"{'x' * 80},\n1 large and 4 small replicas, router round_robin"
     assert wrap("", 9) == "" and wrap("llama-3.1-8b", 9).replace("\n", "") == "llama-3.1-8b"
+
+
+@print_style()
+def test_a_logarithmic_axis_over_less_than_a_factor_of_four_has_four_labels_or_more() -> None:
+    """A median between tokens from 4 to 8 ms, on an axis from 3.3 to 9.9: it had 5 and 7 alone."""
+    figure, [[panel]] = new_figure(1, 1, 2.0)
+    panel.plot([0, 1], [3.9, 8.1])
+    panel.set(yscale="log", ylim=(3.3, 9.9))
+    parts.label_log(panel.yaxis, least_factor=1.5)
+    figure.canvas.draw()
+    shown = [label for label in panel.get_yticklabels() if label.get_text() and 3.3 <= label.get_position()[1] <= 9.9]
+    assert [label.get_text() for label in shown] == ["4", "5", "6", "8"]
