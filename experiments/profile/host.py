@@ -9,7 +9,7 @@ launching operation by operation, of chunks of prompts, and of prompts that the 
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from scipy.optimize import nnls
@@ -42,7 +42,7 @@ def host_times(server: Server, laboratory: Laboratory, vocabulary_size: int, cap
         chunk = chunk_seconds(server, vocabulary_size, times["sync"])
         times["sync"] = replace(times["sync"], seconds_per_chunk=round(chunk, 7))
     prompt, token = found_seconds(server, vocabulary_size)
-    extra = {
+    extra: dict[str, Any] = {
         "eager_seconds": round(eager, 5),
         "receives_in_launch": eager > 0,
         "seconds_per_found_prompt": round(prompt, 7),

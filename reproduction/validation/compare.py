@@ -187,7 +187,7 @@ def tables_of(profile: Profile, gpus: int = 1) -> str:
 
 
 def _of_decodes(times: HostTimes | None) -> HostTimes | None:
-    without = {
+    without: dict[str, Any] = {
         "receives_in_launch": False,
         "seconds_per_found_prompt": 0.0,
         "seconds_per_found_token": 0.0,
