@@ -12,7 +12,7 @@ from experiments.report.session_notes import Note, of_several, session_notes
 from experiments.store.sources import mixed
 
 FEWEST_IN_TAIL = 10
-"""Requests that should lie beyond a percentile of a run. With fewer, the percentile is close to the maximum, and biased."""
+"""Requests that a P99 should rest on, a hundredth of a run's. With fewer, the percentile is close to the maximum, and biased."""
 
 LACKS = {
     "prefix_cache": Note("the policy or router relies on the prefix cache, which is off", "give prefix_cache=true"),
@@ -268,15 +268,15 @@ def _profile_text(profile: Mapping[str, Any]) -> str:
 
 
 def tail_text(counted: Iterable[Sequence[int]], part: str = "", advise: bool = True) -> str:
-    """Says if the P99 of a run, or of a part of it, rests on few requests, with fewer than `FEWEST_IN_TAIL` or none of them beyond it.
+    """Says if the P99 of a run, or of a part of it, rests on fewer than `FEWEST_IN_TAIL` requests.
 
     counted: counted requests of each, for each group of runs that share a table's row, a point or a side of a comparison.
-    part: the part of a run that they are, such as "in pool p ". advise: whether to say how many to serve.
+    part: the part of a run that they are, such as " in pool p". advise: whether to say how many to serve.
     """
     fewest = min(chain.from_iterable(counted), default=100 * FEWEST_IN_TAIL)
     if fewest >= 100 * FEWEST_IN_TAIL:
         return ""
     if fewest < 100:
         return f"a P99 of {fewest} request{'s' * (fewest != 1)} is nearly the maximum{'; serve more requests' * advise}"
-    beyond = f"{part}only {fewest // 100} of {fewest} {'lies' if fewest < 200 else 'lie'} beyond"
-    return f"P99s over requests are unreliable: {beyond}{f'; serve {100 * FEWEST_IN_TAIL:,} or more' * advise}"
+    advice = f"; serve {100 * FEWEST_IN_TAIL:,} or more" * advise
+    return f"P99s over requests are unreliable: only {fewest} requests{part}{advice}"
