@@ -280,11 +280,12 @@ def check_fits(request: Request, limits: Limits, num_kv_tokens: int, policy_name
         raise WorkloadError(f"request {request.id} was submitted before; make a new one for each run")
     if request.max_tokens > limits.max_request_tokens:
         lengths = f"{request.num_prompt_tokens} prompt + {request.max_new_tokens} new tokens"
-        most = f"{limits.max_request_tokens} positions of the model, its sliding window"
-        exceeded = f"{lengths} exceed the {most}, or the longest request announced"
-        remedy = "lower max_new_tokens, " * (request.num_prompt_tokens < limits.max_request_tokens)
-        remedy += "choose another model, or shorten requests"
-        remedy += " (workload.too_long=clip does, in a trace)"
+        fewer = "its sliding window, or the longest request that the workload announces, if less"
+        exceeded = f"{lengths} exceed the {limits.max_request_tokens} positions of the model ({fewer})"
+        remedy = (
+            "choose another model, or shorten requests, as by a lower workload.max_new_tokens, fewer workload.turns, "
+        )
+        remedy += "or workload.too_long=clip of a trace"
     elif num_at_once > limits.max_tokens:
         exceeded = f"{policy_name} may compute {num_at_once} tokens at once, max_tokens={limits.max_tokens}"
         remedy = "raise max_tokens, or use a policy that splits prompts"

@@ -106,7 +106,7 @@ def _check_policies(names: Sequence[str], baseline: str) -> None:
     folders = any(Path(name).is_dir() for name in names) or "/" in missing.partition("(")[0]
     policies = [] if folders else option_names("policy", ",".join(names))
     if len(set(policies)) < 2:
-        raise ConfigError(f"compare {missing}: no such folder; give folders of runs, or at least two policies")
+        raise ConfigError(f"compare {missing}: no such folder, and one policy; give folders of runs, or two policies")
     known = {re.split(r"[(,]", policy)[0].rpartition(".")[2] for policy in policies}
     if baseline and re.split(r"[(,]", baseline)[0] not in known:
         raise ConfigError(f"baseline={baseline}: no run of this policy; {nearest(baseline, known)}")

@@ -15,9 +15,10 @@ Plans equal the version's, except as docs/policies/vllm_v1.md says. Only the abs
 from collections.abc import Iterable
 
 from cbatch import ConfigError, Described, Plan, PlanBuilder, Refusal, Request, Status, View
+from cbatch.validation import nearest
 from policies.chunking.budget import check_budget
 
-VERSIONS = ("0.22.1", "0.33.0")
+VERSIONS, VICTIMS = ("0.22.1", "0.33.0"), ("last", "lcf", "cost")
 
 
 class VllmV1(Described):
@@ -27,8 +28,10 @@ class VllmV1(Described):
     def __init__(self, budget: int, long_prefill: int = 0, victim: str = "last", version: str = VERSIONS[0]) -> None:
         """budget: tokens per iteration. long_prefill: most tokens per request in an iteration; 0: no limit."""
         check_budget(budget)
-        if budget < 1 or long_prefill < 0 or victim not in {"last", "lcf", "cost"}:
-            raise ConfigError(f"policy: need {budget=} >= 1, {long_prefill=} >= 0, {victim=} in last, lcf, cost")
+        if budget < 1 or long_prefill < 0:
+            raise ConfigError(f"policy: need {budget=} >= 1, {long_prefill=} >= 0")
+        if victim not in VICTIMS:
+            raise ConfigError(f"policy.victim={victim}: no such rule; {nearest(victim, VICTIMS)}")
         if version not in VERSIONS:
             raise ConfigError(f"policy.version={version}: the rules of vLLM {' and '.join(VERSIONS)} are known")
         self.budget, self.long_prefill, self.victim, self.version = budget, long_prefill, victim, version

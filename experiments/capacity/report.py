@@ -23,8 +23,8 @@ def capacity_text(summary: Summary) -> str:
         ends = "first" if "sessions" in figures else "first and last"
         rows.append(("counted", f"all but the {ends} {warmup:,} requests of a replication"))
     if regret := summary.get("regret"):
-        bound = f"{regret['rate_bound']:.4g} requests/s, which no policy exceeds"
-        rows.append(("regret", f"{_of_bound(regret)} of {bound}"))
+        bound = f"{regret['rate_bound']:.4g} requests/s, the most that can be sustained"
+        rows.append(("of the bound", f"{_of_bound(regret)}, which is {bound}"))
     took = f"{about['wall_seconds']:.0f} s, {figures['cpu_seconds']:.0f} s of CPU"
     rows.append(("took", f"{took} for {figures['simulations']} simulations, including any kept from before"))
     curve = summary["curves"]["attainment"]

@@ -123,7 +123,10 @@ def _find_long_gap(history: PolicyHistory, chunk: int) -> Violations:
         between = {id_: between.get(id_, 0) + prompts for id_ in decoding}
         for id_, tokens in between.items():
             if tokens > chunk:
-                yield Violation(index, f"{tokens} prompt tokens are computed between two tokens of request {id_}")
+                yield Violation(
+                    index,
+                    f"{tokens} prompt tokens, more than {chunk=}, are computed between two tokens of request {id_}",
+                )
         between.update(dict.fromkeys(planned.keys() & decoding.keys(), 0))
 
 
@@ -131,7 +134,7 @@ _STEADY = f"a plan of decodes alone is repeated until something changes, even {L
 _FAIR = f"no starvation: at most {OVERTAKEN_LIMIT} x batch later requests pass one that waits"
 _ITERATION_LEVEL = "admission at every iteration: no decodes alone while any waiting request would fit"
 _STALL_FREE = "every decode gets its token in each iteration that computes any, unless the KV cache has no block for it"
-_BOUNDED = "at most a chunk of prompt tokens lies between two tokens of a request"
+_BOUNDED = "at most as many prompt tokens as `chunk=`, 4 by default, lie between two tokens of a request"
 
 PROPERTIES = (
     Property("legal", True, partial(_find_ending, Ending.ILLEGAL), "every plan keeps the rules, and nothing raises"),

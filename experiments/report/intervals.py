@@ -146,7 +146,7 @@ def compare(first: Mapping[Any, float], second: Mapping[Any, float], paired: boo
         a, b = np.array([first[key] for key in common]), np.array([second[key] for key in common])
     number = min(len(a), len(b))
     if number < 2:
-        raise ConfigError("one seed gives no interval; run both again with more: experiments.run -m seeds=20 ...")
+        raise ConfigError("one seed gives no interval; run again with more seeds: experiments.run -m seeds=20 ...")
     difference = _without_rounding(float(b.mean() - a.mean()), a.mean())
     error = _without_rounding(_error(a, b, paired), a.mean())
     t = t_quantile(number)

@@ -1,5 +1,6 @@
 """Notes on results, below each run, table, plot and comparison: the origin of times, and the limits of the figures."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import inf
@@ -12,7 +13,7 @@ from experiments.report.session_notes import Note, of_several, session_notes
 from experiments.store.sources import mixed
 
 FEWEST_IN_TAIL = 10
-"""Requests that should lie beyond a percentile of a run. With fewer, the percentile is close to the maximum, and biased."""
+"""Requests that a P99 should rest on, a hundredth of a run's. With fewer, the percentile is close to the maximum, and biased."""
 
 LACKS = {
     "prefix_cache": Note("the policy or router relies on the prefix cache, which is off", "give prefix_cache=true"),
@@ -70,8 +71,11 @@ def notes_of(abouts: Iterable[About]) -> list[str]:
 
 
 def _counted(texts: Sequence[str]) -> list[str]:
-    """Returns the texts of runs in order, once each, and in how many runs those are that not all have; empty ones are left out."""
-    return [f"{text}{of_several([text == other for other in texts])}" for text in sorted({*texts} - {""})]
+    """Returns the texts of runs in order, once each, after the number of runs if not all have a text; empty ones are left out."""
+    numbers = {
+        text: of_several([text == other for other in texts]).removeprefix(", ") for text in sorted({*texts} - {""})
+    }
+    return [": ".join(filter(None, (number, text))) for text, number in numbers.items()]
 
 
 def limits_of(known: Sequence[About]) -> list[Note]:
@@ -227,13 +231,12 @@ def simulated_text(profile: Mapping[str, Any]) -> str:
 
 
 def _limits_of_profile(profile: Mapping[str, Any]) -> list[str]:
-    """Returns a profile's error, and the names or the number of parts that are not measured, such as derived parts."""
-    limits = [profile["error"]]
-    others: dict[str, list[str]] = {}
-    for name, kind in (other.rstrip(")").split(" (") for other in profile.get("not_measured", ())):
-        others.setdefault(kind, []).append(name)
-    few = sum(map(len, others.values())) <= 2
-    limits += [f"{kind}: {', '.join(names) if few else f'{len(names)} of its parts'}" for kind, names in others.items()]
+    """Returns a profile's error, and the names or the number of its entries that are not measured, such as derived ones."""
+    limits, others = [profile["error"]], list(profile.get("not_measured", ()))  # as in `captured_rows (derived)`
+    if len(others) > 2:
+        kinds = Counter(other.rstrip(")").rpartition(" (")[2] for other in others)
+        others = [f"{number} {kind}" for kind, number in kinds.items()]
+    limits += [f"entries not measured: {', '.join(others)}"] * bool(others)
     if source := profile.get("times_of"):
         limits.append(f"times of {source}, fitted to the model's shape")
     return limits
@@ -268,15 +271,15 @@ def _profile_text(profile: Mapping[str, Any]) -> str:
 
 
 def tail_text(counted: Iterable[Sequence[int]], part: str = "", advise: bool = True) -> str:
-    """Says if the P99 of a run, or of a part of it, rests on few requests, with fewer than `FEWEST_IN_TAIL` or none of them beyond it.
+    """Says if the P99 of a run, or of a part of it, rests on fewer than `FEWEST_IN_TAIL` requests.
 
     counted: counted requests of each, for each group of runs that share a table's row, a point or a side of a comparison.
-    part: the part of a run that they are, such as "in pool p ". advise: whether to say how many to serve.
+    part: the part of a run that they are, such as " in pool p". advise: whether to say how many to serve.
     """
     fewest = min(chain.from_iterable(counted), default=100 * FEWEST_IN_TAIL)
     if fewest >= 100 * FEWEST_IN_TAIL:
         return ""
     if fewest < 100:
         return f"a P99 of {fewest} request{'s' * (fewest != 1)} is nearly the maximum{'; serve more requests' * advise}"
-    beyond = f"{part}only {fewest // 100} of {fewest} {'lies' if fewest < 200 else 'lie'} beyond"
-    return f"P99s over requests are unreliable: {beyond}{f'; serve {100 * FEWEST_IN_TAIL:,} or more' * advise}"
+    advice = f"; serve {100 * FEWEST_IN_TAIL:,} or more" * advise
+    return f"P99s over requests are unreliable: only {fewest} requests{part}{advice}"

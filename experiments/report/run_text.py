@@ -17,7 +17,7 @@ _RANKS = ["mean", *(f"p{rank}" for rank in PERCENTILES)]
 
 
 def run_text(summary: Summary) -> str:
-    """Returns a run in full: all metrics, and the latency percentiles that at least one request lies beyond, with a warning if few do."""
+    """Returns a run in full: all metrics, and the latency percentiles that rest on at least one request, with a warning if on few."""
     about, counted = summary["about"], summary["run"]["counted_requests"]
     title = "\n".join([title_of(about), *notes_of([about])])
     figures = tabulate(_figures(summary), tablefmt="plain", disable_numparse=True)
@@ -25,10 +25,10 @@ def run_text(summary: Summary) -> str:
     for pool, part in summary.get("pools", {}).items():
         if 0 < (number := part["counted_requests"]) < counted:  # a pool that ends all has the run's latencies
             tables.append(_latencies(f"pool {pool}: ", part, number))
-            shares[f"in pool {pool} "] = number
+            shares[f" in pool {pool}"] = number
     if sessions := summary.get("sessions"):
         by_turn = sessions["ttft_seconds"].items()
-        shares |= {f"in turn{'s' * ('-' in turn)} {turn} ": of["turns"] for turn, of in by_turn}
+        shares |= {f" in turn{'s' * ('-' in turn)} {turn}": of["turns"] for turn, of in by_turn}
         rows = [[f"{turn} ({of['turns']:,} requests)", *_ranks(of, of["turns"])] for turn, of in by_turn]
         tables.append(("time to first token of turns [s]", rows))
     aligned = ("left", *["right"] * len(_RANKS))
@@ -49,7 +49,7 @@ def _latencies(whose: str, figures: Summary, counted: int) -> tuple[str, list[li
 
 
 def _ranks(values: Summary, number: float, factor: float = 1.0) -> list[str]:
-    """Returns mean and percentiles of `number` values; those that none of these values lies beyond as a dash."""
+    """Returns mean and percentiles of `number` values, those that rest on less than one value as a dash: a P99 rests on a hundredth of them."""
     num_stated = 1 + sum(number * (100 - rank) >= 100 for rank in PERCENTILES)
     texts = [format_number(values[rank], factor) for rank in _RANKS[:num_stated]]
     return [*texts, *["-"] * (len(_RANKS) - num_stated)]

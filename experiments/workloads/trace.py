@@ -116,7 +116,7 @@ class Fit:
             return trace.first(num_requests)
         fits = trace.prompt_tokens + self._limits(trace) <= self.max_length
         limit = f"{self.section}.max_length={self.max_length} (as set, or the model's positions)"
-        limit += f"; raise it, choose another model, or set {self.section}.too_long"
+        limit += f"; raise it if it is set, choose another model, or set {self.section}.too_long"
         if self.too_long == "drop" and not fits.any():
             raise WorkloadError(f"{trace.source}: every request exceeds {limit}=clip")
         trace = (trace.select(fits) if self.too_long == "drop" else trace).first(num_requests)

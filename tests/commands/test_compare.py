@@ -273,7 +273,7 @@ def test_other_requests_are_not_paired_and_equal_ones_are_said_to_be() -> None:
 def test_what_cannot_be_compared() -> None:
     for things, said in (
         ([rows("a", [1, 2])], "compare: there is only a; add the folder of another run"),
-        ([rows("a", [1]), rows("b", [1])], "run both again with more: experiments.run -m seeds=20"),
+        ([rows("a", [1]), rows("b", [1])], "run again with more seeds: experiments.run -m seeds=20"),
         ([rows("a", [1, 2]), rows("b", [math.nan, math.nan])], "b over a: no figure in common"),
     ):
         with pytest.raises(ConfigError, match=said):

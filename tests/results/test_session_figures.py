@@ -245,7 +245,7 @@ def test_sessions_in_the_report() -> None:
     table = text.split("\n\n")[-1].splitlines()
     assert table[2].split() == ["0", "(4", "requests)", "2", "2", *"---"]
     summary["sessions"]["ttft_seconds"]["0"]["turns"] = 150
-    assert "only 1 of 150 lies beyond" in run_text(summary), "of the turns of one number"
+    assert "only 150 requests in turn 0;" in run_text(summary), "of the turns of one number"
     keys = ("sessions.job_seconds.p90", "sessions.ttft_seconds.2-3.mean", "sessions.cache_lost_share", "regret.latency")
     heads = ("job time P90 [s]", "mean TTFT of turn 2-3 [s]", "repeated, not found [%]", "latency / bound")
     assert tuple(heading_of(key).text for key in keys) == heads and {heading_of(key).better for key in keys} == {

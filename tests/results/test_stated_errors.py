@@ -21,24 +21,24 @@ from experiments.settings.compose import compose_run
 
 def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() -> None:
     parts = ("power (derived)", "host (fallback)")
-    origin = "SIMULATED with profile h200 (error: 5%; derived: power; fallback: host)"
+    origin = "SIMULATED with profile h200 (error: 5%; entries not measured: power (derived), host (fallback))"
     assert origin_of(simulated(not_measured=parts)) == origin
-    origin = "SIMULATED with profile h200 (error: 5%; derived: 1 of its parts; fallback: 2 of its parts)"
+    origin = "SIMULATED with profile h200 (error: 5%; entries not measured: 1 derived, 2 fallback)"
     assert origin_of(simulated(not_measured=[*parts, "head (fallback)"])) == origin
     assert footer_of([simulated(not_measured=parts)], []) == [
         "SIMULATED with profile h200",
-        "error: 5%; derived: power; fallback: host",
+        "error: 5%; entries not measured: power (derived), host (fallback)",
     ]
     both = [simulated(not_measured=[*parts, "head (fallback)"]), simulated(), simulated()]
-    assert notes_of(both)[:2] == [f"{notes_of(both[1:])[0]}, in 2 of 3 runs", f"{origin}, in 1 of 3 runs"]
+    assert notes_of(both)[:2] == [f"in 2 of 3 runs: {notes_of(both[1:])[0]}", f"in 1 of 3 runs: {origin}"]
     assert footer_of(both, [])[1:3] == [
-        "error: 5%, in 2 of 3 runs",
-        "error: 5%; derived: 1 of its parts; fallback: 2 of its parts, in 1 of 3 runs",
+        "in 2 of 3 runs: error: 5%",
+        "in 1 of 3 runs: error: 5%; entries not measured: 1 derived, 2 fallback",
     ]
     other = {"profile": "h100", "error": "error: 9%"}
     assert footer_of([simulated(), simulated(**other), simulated(**other)], ["a note"]) == [
-        "SIMULATED with profile h100 (error: 9%), in 2 of 3 runs",
-        "SIMULATED with profile h200 (error: 5%), in 1 of 3 runs",
+        "in 2 of 3 runs: SIMULATED with profile h100 (error: 9%)",
+        "in 1 of 3 runs: SIMULATED with profile h200 (error: 5%)",
         "a note",
     ]
     fitted = origin_of(simulated(times_of="llama-3.1-8b"))

@@ -95,7 +95,7 @@ def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
     assert columns(Fit(max_length=70, too_long="drop").fit(a_trace(), 1)) == [(5, 60)]
     assert message(lambda: Fit(max_length=70).fit(a_trace())) == (
         "t.csv, line 2: 100 prompt + 10 output tokens exceed workload.max_length=70 "
-        "(as set, or the model's positions); raise it, choose another model, or set workload.too_long to clip or drop"
+        "(as set, or the model's positions); raise it if it is set, choose another model, or set workload.too_long to clip or drop"
     )
     assert message(lambda: Fit(max_length=70).fit(replace(a_trace(), line=None))).startswith("t.csv, row 1: 100 prompt")
     assert columns(Fit(max_length=110).fit(a_trace())) == columns(a_trace()), "the longest has 110"
@@ -116,7 +116,7 @@ def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
     assert "workload.lengths.max_length=20 (as set" in message(lambda: of_lengths.fit(a_trace()))
     assert message(lambda: Fit(max_length=20, too_long="drop").fit(a_trace())) == (
         "t.csv: every request exceeds workload.max_length=20 (as set, or the model's positions); "
-        "raise it, choose another model, or set workload.too_long=clip"
+        "raise it if it is set, choose another model, or set workload.too_long=clip"
     )
 
 
