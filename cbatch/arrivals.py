@@ -282,10 +282,8 @@ def check_fits(request: Request, limits: Limits, num_kv_tokens: int, policy_name
         lengths = f"{request.num_prompt_tokens} prompt + {request.max_new_tokens} new tokens"
         fewer = "its sliding window, or the longest request that the workload announces, if less"
         exceeded = f"{lengths} exceed the {limits.max_request_tokens} positions of the model ({fewer})"
-        remedy = (
-            "choose another model, or shorten requests, as by a lower workload.max_new_tokens, fewer workload.turns, "
-        )
-        remedy += "or workload.too_long=clip of a trace"
+        shorter = "by a lower workload.max_new_tokens, fewer workload.turns, or workload.too_long=clip of a trace"
+        remedy = f"choose another model, or shorten requests: {shorter}"
     elif num_at_once > limits.max_tokens:
         exceeded = f"{policy_name} may compute {num_at_once} tokens at once, max_tokens={limits.max_tokens}"
         remedy = "raise max_tokens, or use a policy that splits prompts"

@@ -49,13 +49,12 @@ class ReplicaView:
     """One replica, as far as a router knows it. Counters include iterations in flight.
 
     pool: name of its pool. num_blocks, block_size: size of its KV cache. max_tokens: of the longest request that it can serve.
-    at: seconds; when the newest report that has reached the router was posted, 0 before the first.
-    num_free: free KV blocks. limits: of its iterations. cost: predicts the seconds of iterations there, as for policies.
-    price: US dollars per hour of its GPUs; None: unknown. role: see `Role`.
-    life: number of its life, which no other replica or life has; a new one begins with an empty cache. phase: of its life.
-    num_ended, ended_output_tokens: of the requests that have ended there. ended_prompt_tokens: of those and of the requests that other replicas
-    continue, unless another replica computed the prompt.
-    follows_cache: whether the router has asked what is cached; reports name the changes from then on.
+    at: seconds; when the newest report that has reached the router was posted, 0 before the first. num_free: free KV blocks.
+    limits: of its iterations. cost: predicts their seconds, as for policies. role: see `Role`. phase: of its life.
+    price: US dollars per hour of its GPUs; None: unknown.
+    life: number of its life, which no other replica or life has; a new one begins with an empty cache.
+    num_ended, ended_output_tokens: of requests that ended there. ended_prompt_tokens: of prompts computed there that ended or left.
+    follows_cache: whether the router has asked what is cached, so that reports name the changes.
     """
 
     def __init__(
@@ -298,5 +297,4 @@ class ClusterView(Sequence[ReplicaView]):
         for _, id_, _request in ended:
             if (decoder := self._bound.pop(id_, None)) is not None:  # it has ended at its prefiller
                 self._replicas[decoder].forget(id_)
-        ended.sort(key=itemgetter(0, 1))
-        return [request for *_, request in ended]
+        return [request for *_, request in sorted(ended, key=itemgetter(0, 1))]

@@ -33,9 +33,8 @@ class PrefixPool(SharingPool):
     contains a hash, it contains the hashes of all preceding blocks, because only *leaves* are evicted: blocks without a hashed
     successor, or with another copy of their hash. Cached blocks imply a cached leaf: a table with a successor also has a copy.
 
-    num_hashed: int64 [rows], number of leading blocks in each row that have hashes.
-    version: changes with the set of hashes. num_cleared: calls of `clear`. now: seconds, set by the owner for `Eviction`.
-    hashes: of the blocks on the device. changes: a log of hashes registered or removed. host: what is evicted goes there, and is found there.
+    num_hashed: int64 [rows], leading blocks of each row with hashes. version: changes with the set of hashes. num_cleared: calls of `clear`.
+    now: seconds, set by the owner. hashes: of the device's blocks. changes: a log of hashes added or removed. host: takes what is evicted.
     """
 
     def __init__(
