@@ -30,7 +30,7 @@ from cbatch.validation import Give
 from experiments.plots.parts import LEAST_POINTS, LOG, FittedLayout, label_log, letters_across, show_whole_markers, wrap
 from experiments.report.conditions import is_stated_overload
 from experiments.report.headings import OFFERED
-from experiments.report.labels import label_runs
+from experiments.report.labels import label_runs, with_given
 from experiments.report.notes import chosen_text, footer_of, given_text, made_text, notes_of
 from experiments.report.titles import gpus_texts
 
@@ -217,7 +217,8 @@ def _overload_text(runs: pd.DataFrame) -> str:
     over = [*map(is_stated_overload, abouts)]
     if len({*over}) < 2:
         return ""
-    whole = label_runs(runs.assign(policy=[about["policy"] for about in abouts]))  # the column may be an axis
+    runs = runs.assign(policy=[about["policy"] for about in abouts])  # the column may be an axis
+    whole = label_runs(runs.assign(policy=with_given(runs)))
     for label, rows in runs.assign(whole=whole, over=over).groupby("label", sort=False):
         parts = {text: re.split(r", (?![^(]*\))", text) for text in rows["whole"].unique()}
         shared = set.intersection(*map(set, parts.values()))

@@ -15,7 +15,7 @@ from cbatch.described import class_name, describe, merge_orders, with_arguments,
 from cbatch.validation import nearest
 from experiments.keys import key_of
 from experiments.report.intervals import significant
-from experiments.report.notes import unread_chunk
+from experiments.report.notes import sizes_beside_chunk
 
 _QUESTION = ("model", "workload")
 """Settings that are in all labels if they differ: figures with different models or workloads do not compare policies."""
@@ -55,7 +55,7 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
 def with_given(runs: pd.DataFrame) -> "pd.Series[str]":
     """Returns the policy of each run with the arguments that vary or were given for its policy, also those equal to their defaults.
 
-    A policy that does not read the given `chunk` has its own whole-number arguments; an argument that follows the given `chunk` is called so.
+    A policy that does not read the given `chunk` has its own whole-number arguments, those that were given or else all; an argument that follows the given `chunk` is called so.
     """
     policies = runs["policy"].copy()
     for _, rows in runs.groupby(policies.str.partition("(")[0]):
@@ -66,14 +66,13 @@ def with_given(runs: pd.DataFrame) -> "pd.Series[str]":
         absent = {"drafting": "none"} if "drafting" in given else {}  # where a section has no rule
         further = list[dict[str, Any]]()
         for place, section, about, named in zip(rows.index, sections, abouts, names, strict=True):
-            sizes = about["whole_numbers"] if unread_chunk(about) else {}
             differ = {key for key, value in section.items() if any(other.get(key) != value for other in sections)}
             shown = [key for key in section if key in differ or key.rpartition(".")[2] in given]
             own = absent | {key: section[key] for key in shown}
             for key in _following_chunk(about, section, named):
                 own.pop(key, None)
                 policies[place] = re.sub(rf"\b(?<!\.){key}=(?={section[key]}\b)", "chunk=", policies[place])
-            further.append(own | sizes)
+            further.append(own | sizes_beside_chunk(about))
         order = merge_orders(policies[rows.index])
         texts = zip(policies[rows.index], further, strict=True)
         policies[rows.index] = [with_arguments(text, own, order) for text, own in texts]

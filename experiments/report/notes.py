@@ -1,5 +1,6 @@
 """Notes on results, below each run, table, plot and comparison: the origin of times, and the limits of the figures."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -110,7 +111,7 @@ def _notes_on_requests(known: Sequence[About]) -> Iterator[Note]:
         yield Note(f"prefixes are not reused: every prompt is computed in full{of_several(prefixes)}")
     if long := dict.fromkeys(text for about in known for text in _long_objectives(about)):
         yield Note(f"objectives are in seconds: {', '.join(long)}", "give 0.5 for 500 ms")
-    if unread := {with_arguments(about["policy"], about["whole_numbers"]) for about in known if unread_chunk(about)}:
+    if unread := {with_arguments(about["policy"], sizes) for about in known if (sizes := sizes_beside_chunk(about))}:
         yield Note(f"chunk: not read by {', '.join(sorted(unread))}")
     for name, note in LACKS.items():
         if any(lacking := [_lacks(about, name) for about in known]):
@@ -196,6 +197,13 @@ def unread_chunk(about: About) -> list[str]:
     own = {f"chunk={number}" for number in about.get("whole_numbers", {}).values()}
     unread = [text for text in about.get("overrides", ()) if text.startswith("chunk=")]
     return [] if about.get("chunk") is not None or not own or own & {*unread} else unread
+
+
+def sizes_beside_chunk(about: About) -> dict[str, int]:
+    """Returns the whole-number arguments of a policy that does not read the given `chunk`: those that the command line gives it, or else all."""
+    sizes: dict[str, int] = about["whole_numbers"] if unread_chunk(about) else {}
+    given = " ".join(text for text in about.get("overrides", ()) if key_of(text).partition(".")[0] == "policy")
+    return {name: size for name, size in sizes.items() if re.search(rf"\b{name}=", given)} or sizes
 
 
 def made_text(abouts: Iterable[About], digits: int = 12) -> str:
