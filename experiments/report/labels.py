@@ -55,7 +55,7 @@ def label_runs(runs: pd.DataFrame, shown: Collection[str] = (), *, apart: bool =
 def with_given(runs: pd.DataFrame) -> "pd.Series[str]":
     """Returns the policy of each run with the arguments that vary or were given for its policy, also those equal to their defaults.
 
-    A policy that does not read the given `chunk` has its own whole-number arguments, those that were given or else all; an argument that follows the given `chunk` is called so.
+    A policy that does not read the given `chunk` has its own whole-number arguments, those that were given or else all; an argument that follows `chunk` is called so.
     """
     policies = runs["policy"].copy()
     for _, rows in runs.groupby(policies.str.partition("(")[0]):
@@ -86,11 +86,10 @@ def _arguments(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _following_chunk(about: Mapping[str, Any], section: Mapping[str, Any], named: set[str]) -> list[str]:
-    """Returns the arguments that have the value of the given `chunk` and were not given themselves; none if one of that name has it."""
-    is_given = "chunk" in named or any(text.startswith("chunk=") for text in about["overrides"])
-    if not is_given or any(key.rpartition(".")[2] == "chunk" for key in section):
+    """Returns the arguments that have the value of the `chunk` that the policy reads and were not given themselves; none if one is named so."""
+    if any(key.rpartition(".")[2] == "chunk" for key in section):
         return []
-    numbers = [key for key, value in section.items() if type(value) is int and value == about["chunk"]]
+    numbers = [key for key, value in section.items() if type(value) is int and value == about.get("chunk")]
     return [key for key in numbers if key not in named]
 
 

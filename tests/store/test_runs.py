@@ -95,10 +95,10 @@ def test_the_labels_of_a_policy_have_their_arguments_in_one_order() -> None:
         (["policy='vllm_v1(chunk=64)'"], "vllm_v1(chunk=64)"),
         (["policy='vllm_v1(budget=64)'", "chunk=64"], "vllm_v1(budget=64)"),
         (["+policy.budget=64"], "vllm_v1(budget=64)"),
-        ([], "vllm_v1(budget=64)"),
+        ([], "vllm_v1(chunk=64)"),
     ],
 )
-def test_an_argument_that_follows_the_chunk_has_the_name_that_was_given(given: list[str], label: str) -> None:
+def test_an_argument_that_follows_the_chunk_is_called_so_unless_it_was_given(given: list[str], label: str) -> None:
     settings = {"policy__budget": 64, "policy__k": 8, "policy__lone": True}
     folder, result = run("vllm_v1(budget=64)", *given, **settings)
     other = run("vllm_v1(budget=640)", "chunk=640", **settings | {"policy__budget": 640})
