@@ -48,8 +48,10 @@ def load_series(folder: Path, look: Look = PLAIN, shown: Collection[str] = ()) -
     whole = {key: whole_key(key, runs) for key in shown}
     runs = runs.assign(**{key: runs[name] for key, name in whole.items() if name in runs})
     runs = runs.assign(written=runs["policy"], policy=runs["policy"].map(without_shared(runs["policy"].unique())))
+    if any(map(is_argument, whole.values())):
+        runs = runs.assign(policy=runs["policy"].str.partition("(")[0])  # as in labels; other arguments follow it there
     labels = label_runs(runs, [*whole.values()])
-    policy = str(runs["policy"].iloc[0]).partition("(" if any(map(is_argument, whole.values())) else "\n")[0]
+    policy = str(runs["policy"].iloc[0])
     shared = labels.nunique() > 1 and (labels + ", ").str.startswith(f"{policy}, ").all()
     shared = shared or labels.str.startswith(f"{policy}, ").all()
     labels = _named(labels.str.removeprefix(policy).str.removeprefix(", ")) if shared else labels
@@ -97,7 +99,7 @@ def leave_out(runs: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
     """Returns the rows that have a value in each column. Prints the omitted runs."""
     for column in columns:
         missing = runs[column].isna()
-        print_omitted(Omitted(Path(path).name, f"has no {column}") for path in runs.loc[missing, "folder"])
+        print_omitted(Omitted("", f"{policy} has no {column}") for policy in runs.loc[missing, "policy"])
         runs = runs[~missing]
     return runs
 

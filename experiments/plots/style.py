@@ -220,11 +220,11 @@ def _overload_text(runs: pd.DataFrame) -> str:
     runs = runs.assign(policy=[about["policy"] for about in abouts])  # the column may be an axis
     whole = label_runs(runs.assign(policy=with_given(runs)))
     for label, rows in runs.assign(whole=whole, over=over).groupby("label", sort=False):
-        parts = {text: re.split(r", (?![^(]*\))", text) for text in rows["whole"].unique()}
+        parts = {text: [*filter(None, re.split(r", |[()]", text))] for text in rows["whole"].unique()}
         shared = set.intersection(*map(set, parts.values()))
         for text in rows["whole"][rows["over"]].unique():
             *before, last = [part for part in parts[text] if part not in shared] or [""]
-            points.setdefault(" ".join(filter(None, [str(label), *before])), []).append(last)
+            points.setdefault(", ".join(filter(None, [str(label), *before])), []).append(last)
     texts = list[str]()
     for name, (first, *others) in points.items():
         values = ", ".join([first, *(text.removeprefix(f"{first.partition('=')[0]}=") for text in others)])

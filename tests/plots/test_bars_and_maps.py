@@ -1,7 +1,7 @@
 """Bars over names, heat maps, and texts: a bar or cell is the figure in the results; no texts lie on each other."""
 
 from collections.abc import Callable
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +135,17 @@ def test_a_cell_of_a_heat_map_is_the_mean_of_its_runs(tmp_path: Path) -> None:
     same = write_ratios(tmp_path / "same", dict.fromkeys("ab", SPEEDS["orca"]))
     one, _ = heatmap.draw(same, x="workload.pd_ratio", y="seed", value=SPEED).axes
     assert one.get_title(loc="left") == "a = b"
+
+
+def test_a_map_of_chunk_and_policy_names_each_once(tmp_path: Path) -> None:
+    """The chunk is on x, so y has the names of the policies alone."""
+    for number, (name, chunk) in enumerate(product("ab", (256, 512))):
+        policy = f"{name}(chunk={chunk})"
+        about = {"policy": policy, "overrides": [f"policy={name}", f"chunk={chunk}"], "chunk": chunk}
+        write_run(tmp_path / str(number), about, {"policy": policy, "chunk": chunk}, speed=1000.0 * number)
+    panel, _ = heatmap.draw(tmp_path, x="chunk", y="policy", value=SPEED).axes
+    assert [text.get_text() for text in panel.get_yticklabels()] == ["b", "a"]
+    assert panel.images[0].get_array().tolist() == [[2000, 3000], [0, 1000]]
 
 
 def boxes(figure: Figure) -> list[tuple[str, Bbox]]:
