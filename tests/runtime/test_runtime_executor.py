@@ -183,7 +183,7 @@ def test_a_wait_goes_on_with_the_launch_of_the_next_iteration_and_the_next_plan_
 
     asks = [Ask(0, max_new_tokens=8), Ask(1, max_new_tokens=4, arrival_iteration=3)]
     streams = Streams.of([Here(done) for _ in stream_names()])
-    rig = build(streams, Orca(), asks, greedy_references(LLAMA), kind=InParts)
+    rig = build(streams, Orca(), asks, greedy_references(LLAMA), kind=InParts, check=True)
     plan, absorb = rig.engine.policy.plan, rig.engine.state.absorb
     events: list[tuple[str, int]] = []
 
