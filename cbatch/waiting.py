@@ -61,11 +61,11 @@ class Waiting:
         return self.asleep and bool(self._in_flight) and not awoken
 
     def sleep_until(self, time: float) -> None:
-        """Waits until `time`, or until the oldest iteration in flight has ended."""
+        """Waits until `time`, or until the oldest iteration in flight has ended and the latest one has been launched."""
         executor = self._executor
         if self._in_flight:  # in a real pipeline, their ends are not known beforehand
             oldest = self._in_flight[0].handle
             while (now := executor.now()) < time and executor.ends_at(oldest) == inf:
                 executor.sleep_until(min(time, now + _BETWEEN_LOOKS))
-            time = min(time, executor.ends_at(oldest))
+            time = min(time, max(executor.ends_at(oldest), executor.ready_at()))
         executor.sleep_until(time)

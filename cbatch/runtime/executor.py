@@ -131,10 +131,10 @@ class StreamExecutor:
         Meanwhile it goes on with the launch of the next step. Raises StreamError if an operation of this step or of an earlier step failed.
         """
         (step, num_rows, slot, num_tokens), origin = in_flight, self._origin
-        for _ in self._left:
-            if slot is not self._launching and slot.downloaded.is_reached():
-                break
         try:
+            for _ in self._left:
+                if slot is not self._launching and slot.downloaded.is_reached():
+                    break
             slot.downloaded.synchronize()
         finally:
             slot.in_use = False

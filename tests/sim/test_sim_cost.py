@@ -191,6 +191,19 @@ def test_an_iteration_without_a_graph_keeps_the_host_while_the_device_computes(
     assert all(step.launched_at - step.planned_at == pytest.approx(0.001) for step in steps[:place])
 
 
+def test_a_pipeline_whose_oldest_iteration_ends_during_a_launch_plans_a_request_that_arrives_after_it() -> None:
+    cost = ProfileCost(load_profile("h200"), LLAMA, Topology(1, 2), max_batch=4)
+    executor = SimExecutor(cost, HostTime(0.001, eager_seconds=0.2, receives_in_launch=True))
+    limits = Limits(max_batch=4, max_tokens=2304, max_request_tokens=2304, tile=128, num_stages=2)
+    engine = Engine(Orca(), executor, limits, cost, num_blocks=99, block_size=64)
+    engine.submit([Request(0, 64, 9), Request(1, 2100, 1, arrival_time=0.012), Request(2, 9, 1, arrival_time=0.1)])
+    steps = engine.run().steps
+    place = next(place for place, step in enumerate(steps) if step.num_prefill_tokens == 2100)
+    before, prompt, following = steps[place - 1 : place + 2]
+    assert before.ended < 0.1 < prompt.launched_at + 0.2 == pytest.approx(following.planned_at)
+    assert following.num_prefill_tokens == 9
+
+
 def test_the_card_s_factor_of_launches_lengthens_those_without_a_graph_alone() -> None:
     """Prompts of 300 tokens and decodes have graphs, the prompt of 2,100 has none: h200's 23.44 ms become 35.16 on the slower host."""
     launches = []
