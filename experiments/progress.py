@@ -18,6 +18,7 @@ _INTERVAL = 0.1  # seconds between updates of a bar
 _DELAY = 2.0  # seconds before a run's bar appears
 _BETWEEN_LINES = 30.0  # seconds between lines if stderr is no terminal, and before the first line
 _LAYOUT = "{{n_fmt}}/{{total_fmt}} {} |{{bar}}| {{elapsed}}, {{remaining}} left{{postfix}}"
+_OPEN = "{{n_fmt}} {} | {{elapsed}}{{postfix}}"  # where the number of items is unknown
 
 
 class _Lines:
@@ -94,8 +95,8 @@ class _Watch:
             return
         self._next = now + _INTERVAL
         if self.bar is None:
-            layout = _LAYOUT.format("requests")
-            self.bar = bar(total=self._num_requests, terminal=self._terminal, delay=_DELAY, bar_format=layout)
+            layout = (_LAYOUT if self._num_requests else _OPEN).format("requests")
+            self.bar = bar(total=self._num_requests or None, terminal=self._terminal, delay=_DELAY, bar_format=layout)
             self.bar.start_t = self.bar.last_print_t = self._start
         steps = engine.record.steps
         for step in steps[self._num_steps :]:

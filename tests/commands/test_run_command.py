@@ -251,6 +251,17 @@ def test_time_left_is_in_proportion_to_the_requests_to_come(
     assert [left for *_, left in shown] == [elapsed * (300 - n) // n for n, elapsed, _ in shown] == [570, 540, 510]
 
 
+def test_an_unknown_number_of_requests_has_no_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("_DELAY", "_INTERVAL", "_BETWEEN_LINES"):
+        monkeypatch.setattr(f"experiments.progress.{name}", 0.0)
+    engine = Mock(record=Mock(steps=[]), executor=Mock(now=lambda: 0.0), arrivals=Mock(num_ended=13))
+    with progress("auto", 0) as on_step:
+        on_step(engine)
+    assert re.fullmatch(r"(\d+ requests \| 00:00\n)+", err := capsys.readouterr().err) and "13 requests" in err
+
+
 def test_turns_that_are_not_asked_yet_have_not_ended(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
