@@ -21,6 +21,7 @@ from experiments.report.replications import with_replications
 from experiments.report.text import count_text, figures_text
 from experiments.store.runs import Omitted, print_omitted, select_runs
 
+_MOST_NAMES = 8  # of omitted runs that have no value
 _POINT = ["label", "x", "mean", "low", "high"]
 
 
@@ -96,10 +97,11 @@ def _arrange(runs: pd.DataFrame, look: Look, names: Collection[str] = ()) -> pd.
 
 
 def leave_out(runs: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
-    """Returns the rows that have a value in each column. Prints the omitted runs."""
+    """Returns the rows that have a value in each column. Prints the number of omitted runs, and their names if they are few."""
     for column in columns:
         missing = runs[column].isna()
-        print_omitted(Omitted("", f"{policy} has no {column}") for policy in runs.loc[missing, "policy"])
+        is_named = int(missing.sum() <= _MOST_NAMES)
+        print_omitted(Omitted(Path(path).name * is_named, f"has no {column}") for path in runs.loc[missing, "folder"])
         runs = runs[~missing]
     return runs
 
