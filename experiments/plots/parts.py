@@ -17,6 +17,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 LOG = " (log)"  # the end of a label
@@ -108,16 +109,14 @@ def draw_bars(panel: Axes, points: pd.DataFrame, beside: pd.DataFrame, label: st
 
 
 def name_places(panel: Axes, names: Sequence[str]) -> None:
-    """Labels the places 0, 1, ... on the x axis."""
-    lines = [name.replace(" (", "(").replace("(", "\n(") for name in names]
-    letter = 0.6 * FontProperties(size=rcParams["xtick.labelsize"]).get_size_in_points() / 72  # inches
-    longest = max(len(line) for text in lines for line in text.splitlines())
-    width = panel.bbox.width / panel.figure.dpi
-    panel.set_xticks(range(len(names)), lines)
-    if longest * letter > width / len(names):
-        panel.tick_params(axis="x", labelrotation=30)
-        for text in panel.get_xticklabels():
-            text.set_horizontalalignment("right")
+    """Labels the places 0, 1, ... on the x axis, on a slant if two lines of a name are too wide."""
+    texts = [name.replace(" (", "(").replace("(", "\n(") for name in names]
+    font, room = FontProperties(size=rcParams["xtick.labelsize"]), 72 * panel.bbox.width / panel.figure.dpi / len(names)
+    lines = [TextPath((0, 0), line, prop=font, size=font.get_size()) for text in texts for line in text.splitlines()]
+    slanted = max(line.get_extents().width for line in lines) > room
+    panel.set_xticks(range(len(names)), names if slanted else texts)
+    for text in panel.get_xticklabels() if slanted else ():
+        text.set(rotation=30, rotation_mode="anchor", horizontalalignment="right")
     panel.set_xlim(-0.6, len(names) - 0.4)
     panel.xaxis.grid(visible=False)
 
