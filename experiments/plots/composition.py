@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from cbatch import ConfigError
 from cbatch.results.utilisation import device_seconds, machines_of, windows_of
+from experiments.plots.parts import PlainNumbers
 from experiments.plots.series import load_runs
 from experiments.plots.style import DECODE, PADDING, PLAIN, PREFILL, Look, add_title, new_figure, print_style
 from experiments.store.csv_tables import ENERGY, POOL, PREFILLED_ON, REPLICA
@@ -101,7 +102,7 @@ def _finish(rows: Sequence[Sequence[Axes]], names: Sequence[str], room: bool) ->
         ticks, top = MaxNLocator(4, steps=_STEPS), max(0, *(panel.dataLim.y1 for panel in row)) or 1
         if room:
             row[0].yaxis.set_major_locator(ticks)
-        row[0].yaxis.set_major_formatter("{x:,g}")
+        row[0].yaxis.set_major_formatter(PlainNumbers())
         row[0].set(ylabel=name, ylim=(0, ticks.tick_values(0, top * (1 - 1e-9))[-1]))  # sums of shares may exceed 100
         handles = {drawn.get_label(): drawn for panel in row for drawn in panel.get_legend_handles_labels()[0]}
         if handles:

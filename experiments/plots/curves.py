@@ -15,14 +15,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
 from pydantic import Field
 
 from cbatch import ConfigError
 from cbatch.validation import Give
 from experiments.plots import series
 from experiments.plots.axes import AXES, FUTURE, Axis, axis_of, check_swept, with_names
-from experiments.plots.parts import draw_bars, label_log, name_places, wrap
+from experiments.plots.parts import PlainNumbers, draw_bars, label_log, name_places, wrap
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style
 from experiments.report.headings import Heading, check_figure, heading_of
 from experiments.report.intervals import few_text
@@ -239,7 +238,7 @@ def _finish_panel(panel: Axes, axis: Axis, points: pd.DataFrame, kind: str, goal
             panel.axhline(goal, label=f"goal: {goal:g}%", **_GREY)
     if not over and kind != "share" and panel.get_yscale() == "linear":
         panel.set_ylim(0, max(1.05 * panel.dataLim.y1, 0) or 1)
-        panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        panel.yaxis.set_major_formatter(PlainNumbers())
     panel.set_xlabel(axis.text)
     values = np.unique(points["x"])
     is_setting = axis.keys != AXES["rate"].keys  # not a measured rate

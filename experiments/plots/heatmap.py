@@ -10,12 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
 from numpy.typing import NDArray
 
 from cbatch import ConfigError
 from experiments.plots.axes import axis_of, check_swept, with_names
-from experiments.plots.parts import label_log
+from experiments.plots.parts import PlainNumbers, label_log
 from experiments.plots.series import check_few, describe_points, leave_out, load_series, points_of, without_policies
 from experiments.plots.style import PAGE, PLAIN, Look, add_title, new_figure, print_style
 from experiments.report.headings import Heading, check_figure, heading_of
@@ -87,7 +86,7 @@ def _draw_panels(points: pd.DataFrame, names: Sequence[Mapping[Any, str]], headi
         panel.set_title(label)
     name, beside = heading.on_axis, panels[: len(labels)]
     bar = figure.colorbar(panels[0].images[0], ax=beside, label=name, aspect=15 * rows)
-    bar.ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    bar.ax.yaxis.set_major_formatter(PlainNumbers())
     if wide:
         label_log(bar.ax.yaxis)
     return figure

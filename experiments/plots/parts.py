@@ -18,12 +18,24 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.textpath import TextPath
-from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, Formatter, LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 LOG = " (log)"  # the end of a label
 LEAST_POINTS = 5  # of a text
 _MOST_VALUES = 7  # labels on an axis
 _WIDTH = 0.8  # of all bars at a name
+
+
+class PlainNumbers(Formatter):
+    """Labels the ticks of a linear axis with equally many decimals, and commas in thousands."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:,.10g}"
+
+    def format_ticks(self, values: Iterable[float]) -> list[str]:
+        texts = [self(value) for value in values]
+        decimals = max((len(text.partition(".")[2]) for text in texts), default=0)
+        return [text if "e" in text else f"{value:,.{decimals}f}" for text, value in zip(texts, values, strict=True)]
 
 
 class _Apart(StrMethodFormatter):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from cbatch import ConfigError
 from cbatch.results.service import WINDOW_SECONDS, Service, measure_windows
 from cbatch.validation import positive
+from experiments.plots.parts import PlainNumbers
 from experiments.plots.series import load_runs
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style, visible
 from experiments.store.tables import read_service
@@ -57,6 +58,7 @@ def draw(folder: Path, look: Look = PLAIN, window: Seconds = WINDOW_SECONDS) -> 
     rate.set_ylabel(f"{what} rate\n[per s]")
     for panel in (total, rate, *others):
         panel.set_ylim(0, None if panel.dataLim.y1 > 0 else 1)
+        panel.yaxis.set_major_formatter(PlainNumbers())
     grid[-1][0].set(xlabel="time [s]", xlim=(first, last))
     handles = total.get_legend_handles_labels()[0]
     add_title(figure, shown, str(run["label"]), handles, f"windows of {window:g} s", look=look)

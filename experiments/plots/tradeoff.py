@@ -11,12 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.path import Path as Outline
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import StrMethodFormatter
 from matplotlib.transforms import Bbox
 
 from cbatch import ConfigError
 from experiments.plots.axes import axis_of
-from experiments.plots.parts import label_log
+from experiments.plots.parts import PlainNumbers, label_log
 from experiments.plots.series import check_few, describe_points, leave_out, load_series, points_of
 from experiments.plots.style import PLAIN, Look, add_title, line_style, new_figure, print_style, seeds_of
 from experiments.report.headings import OFFERED, check_figure, heading_of
@@ -77,7 +76,7 @@ def draw(folder: Path, look: Look = PLAIN, x: str = "", y: str = "") -> Figure:
     for axis, of_labels, key in zip("xy", (across, up), (x, y), strict=True):
         heading, shown = heading_of(key), pd.concat(of_labels.values())
         panel.set(**{f"{axis}label": heading.on_axis, f"{axis}lim": _ends(shown, heading.limits[1])})
-        getattr(panel, f"{axis}axis").set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+        getattr(panel, f"{axis}axis").set_major_formatter(PlainNumbers())
         if heading.kind == "log" and 0 < 3 * shown["mean"].min() < shown["mean"].max():
             panel.set(**{f"{axis}scale": "log", f"{axis}lim": _log_ends(shown)})
             label_log(getattr(panel, f"{axis}axis"))

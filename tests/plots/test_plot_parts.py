@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from experiments.plots import parts
-from experiments.plots.parts import wrap
+from experiments.plots.parts import PlainNumbers, wrap
 from experiments.plots.style import add_heading, line_style, new_figure, print_style
 
 
@@ -118,3 +118,9 @@ def test_a_logarithmic_axis_over_less_than_a_factor_of_four_has_four_labels_or_m
     figure.canvas.draw()
     shown = [label for label in panel.get_yticklabels() if label.get_text() and 3.3 <= label.get_position()[1] <= 9.9]
     assert [label.get_text() for label in shown] == ["4", "5", "6", "8"]
+
+
+def test_ticks_have_equally_many_decimals_and_commas() -> None:
+    assert PlainNumbers().format_ticks([0, 2.5, 5, 1000]) == ["0.0", "2.5", "5.0", "1,000.0"]
+    assert PlainNumbers().format_ticks([0, 500, 1000]) == ["0", "500", "1,000"]
+    assert PlainNumbers().format_ticks([0.1 + 0.2, 0.4]) == ["0.3", "0.4"]
