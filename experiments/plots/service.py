@@ -54,12 +54,12 @@ def draw(folder: Path, look: Look = PLAIN, window: Seconds = WINDOW_SECONDS) -> 
         unfair.plot(windows.middle, windows.difference, color="black", marker="o", markersize=3, linewidth=1)
         unfair.set_ylabel("service difference\n[per s]")
     what = "service / weight" if np.ptp(service.weight) else "service"
-    total.set_ylabel(f"{what} received\n[thousands]")
-    rate.set_ylabel(f"{what} rate\n[per s]")
+    total.set_ylabel(f"{what} received\n[1,000 weighted tokens]")
+    rate.set_ylabel(f"{what} rate\n[weighted tokens/s]")
     for panel in (total, rate, *others):
         panel.set_ylim(0, None if panel.dataLim.y1 > 0 else 1)
         panel.yaxis.set_major_formatter(PlainNumbers())
-    grid[-1][0].set(xlabel="time [s]", xlim=(first, last))
+    grid[-1][0].set(xlabel="time [s]", xlim=(first if first > 0.05 * last else 0, last))
     handles = total.get_legend_handles_labels()[0]
     add_title(figure, shown, str(run["label"]), handles, f"windows of {window:g} s", look=look)
     return figure
