@@ -43,7 +43,7 @@ def draw(folder: Path, look: Look = PLAIN, tiers: bool = False) -> Figure:
     if not rows:
         raise ConfigError(f"{folder}: no request has a tier; give them with workload.tiers, or leave out tiers=true")
     groups = list(frame.groupby("label", sort=False))
-    figure, axes = new_figure(len(rows), 3, 0.8 + 1.9 * len(rows), sharey=True)
+    figure, axes = new_figure(len(rows), 3, 0.8 + 1.9 * len(rows), sharex="col", sharey=True)
     for tier, panels in zip(rows, axes, strict=True):
         for index, (label, group) in enumerate(groups):
             latencies = [_latencies(run, requests[run], tier) for run in group["folder"]]
@@ -51,7 +51,7 @@ def draw(folder: Path, look: Look = PLAIN, tiers: bool = False) -> Figure:
                 if not any(map(len, values)):
                     print_omitted([Omitted(f"{label} {tier}".strip(), f"has no {name.partition(' [')[0]}")])
                 _draw_distribution(panel, values, str(label), index, (index + 0.5) / len(groups))
-        _finish(panels, tier, pd.concat(requests.values()))
+    marked = [_finish(panels, tier, pd.concat(requests.values())) for tier, panels in zip(rows, axes, strict=True)]
     figure.supylabel("cumulative share", fontsize="medium")
     sizes = frame.groupby("label").size()
     note = "" if sizes.max() == 1 else f"{'' if sizes.min() == sizes.max() else 'up to '}{sizes.max()} runs per line"
@@ -59,7 +59,7 @@ def draw(folder: Path, look: Look = PLAIN, tiers: bool = False) -> Figure:
     served = sum(of_run["ttft_seconds"].count() for of_run in requests.values())
     left = int(served - frame["run.counted_requests"].sum())
     others = f"with {count_text(left, 'request')} before or after the measured part, which tables leave out"
-    below = others if left else ""
+    below = "\n".join(["dotted: the objective of the tier"] * any(marked) + [others] * (left > 0))
     add_title(figure, shown, heading, handles, note, below, look)
     return figure
 
@@ -72,16 +72,20 @@ def _latencies(run: str, requests: pd.DataFrame, tier: str) -> list[Floats]:
     return [np.asarray(values.dropna(), np.float64) for values in latencies]
 
 
-def _finish(panels: list[Axes], tier: str, requests: pd.DataFrame) -> None:
-    """Scales and labels the axes of a row, and marks the objectives of a tier."""
+def _finish(panels: list[Axes], tier: str, requests: pd.DataFrame) -> bool:
+    """Scales and labels the axes of a row, and marks the objectives of a tier. Returns whether it has any."""
+    marked = False
     for panel, name, (objective, factor) in zip(panels, _NAMES, _OBJECTIVES, strict=True):
         panel.set(xlabel=name, ylim=(0, 1.01), xscale="log")
         limits = requests.loc[requests["tier"] == tier, objective].unique()
         if len(limits) == 1 and limits[0] > 0:
             panel.axvline(limits[0] * factor, color="#555555", linewidth=0.8, linestyle=":", zorder=1)
+            marked = True
         label_log(panel.xaxis)
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    panels[0].set_title(tier)
+        panel.label_outer()
+    panels[0].set_title(tier and f"tier {tier}")
+    return marked
 
 
 def _draw_distribution(axes: Axes, runs: tuple[Floats, ...], label: str, index: int, first: float = 0.5) -> None:
