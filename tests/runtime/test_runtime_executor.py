@@ -198,6 +198,27 @@ def test_a_wait_goes_on_with_the_launch_of_the_next_iteration_and_the_next_plan_
     assert events[joins : joins + 3] == [("plan", 0), ("absorb", 12), ("plan", 30)]
 
 
+def test_a_launch_that_fails_during_a_wait_keeps_its_own_slot_alone() -> None:
+    class Failing(EagerIteration):
+        def __call__(self, stage: StageSlot, work: Work) -> Any:
+            if work.shape.num_tokens > work.shape.num_rows:
+                return self.parts(stage, work)
+            return finish(super().parts(stage, work))
+
+        def parts(self, stage: StageSlot, work: Work) -> Any:
+            yield from super().parts(stage, work)
+            if rig.engine.state.iteration > 2:
+                yield from [None] * 30
+                raise RuntimeError("no memory is left")
+
+    asks = [Ask(0, max_new_tokens=8), Ask(1, max_new_tokens=4, arrival_iteration=3)]
+    streams = Streams.of([Here([]) for _ in stream_names()])
+    rig = build(streams, Orca(), asks, greedy_references(LLAMA), kind=Failing)
+    with pytest.raises(RuntimeError, match="no memory is left"):
+        rig.run()
+    assert [slot.in_use for slot in rig.slots].count(True) == 1
+
+
 class Largest(EagerIteration):
     """Computes all iterations in one shape, as a captured graph does."""
 
