@@ -18,7 +18,7 @@ from cbatch.request import Ints, Request
 class StepRecord(NamedTuple):
     """One iteration. Times are seconds on the executor's clock.
 
-    planned_at, launched_at: the host began to plan; the step was handed to the device.
+    planned_at, launched_at: the host began to plan; the step was handed to the device, or the first operations of a launch without a graph.
     waited_at, received_at: the host began to wait for this step; its tokens were on the host.
     done_at: the host had absorbed the tokens.
     started, ended: the device began and finished computing.

@@ -128,7 +128,7 @@ def figures_of(record: RunRecord) -> dict[str, float]:
 
     seconds: from the first plan to the last token on the host. tokens_per_second: prompt and output tokens.
     active_share: share of `seconds` in which the device computes an iteration.
-    host_ms_per_iteration: median time per iteration in which the host does not wait.
+    host_ms_per_iteration: median time per iteration in which the host does not wait, without the rest of a launch without a graph.
     """
     steps = step_columns(record.steps)
     seconds = float(steps["received_at"][-1] - steps["planned_at"][0])
