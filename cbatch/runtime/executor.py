@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from itertools import chain, islice
 from math import inf
 from time import perf_counter, sleep
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from cbatch.runtime.batch import Work
 from cbatch.runtime.host_memory import StageCopies
 from cbatch.runtime.iteration import Iteration
 from cbatch.runtime.slots import Slot
-from cbatch.runtime.streams import Event, Streams
+from cbatch.runtime.streams import Event, StreamError, Streams
 
 _PARTS = 4  # of an iteration without a graph, half a layer each, between two looks at an earlier step
 
@@ -64,10 +64,8 @@ class StreamExecutor:
         self.caches: Sequence[Sequence[PagedCache]] = ()
         self.host_copies: Sequence[StageCopies] = ()
         self._computed_at = 0.0  # by the first stage, in the iteration that the host waited for last
-        self._launching, self._left = (
-            slots[0],
-            cast(Iterator[None], iter(())),
-        )  # the latest step's slot, and what is left to enqueue
+        self._launching: Slot | None = None  # the slot of a step that is not enqueued whole
+        self._left: Iterator[None] = iter(())  # enqueues the rest of it
         self._streams = streams
         self._slots = slots
         self._iterations = list(iterations)
@@ -124,6 +122,7 @@ class StreamExecutor:
             d2h.record(slot.download_started)
         d2h.run(partial(slot.download, num_rows))
         d2h.record(slot.downloaded)
+        self._launching = None
 
     def wait(self, in_flight: LaunchedStep) -> StepResult:
         """Blocks until the step's tokens are on the host. No other call in the runtime blocks the host.
@@ -135,6 +134,8 @@ class StreamExecutor:
             for _ in self._left:
                 if slot is not self._launching and slot.downloaded.is_reached():
                     break
+            if slot is self._launching:
+                raise StreamError(f"iteration {step.index} was not launched whole: its launch has failed")
             slot.downloaded.synchronize()
         finally:
             slot.in_use = False

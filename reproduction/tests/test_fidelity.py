@@ -243,7 +243,7 @@ def test_the_ratios_of_profiles_include_sessions_and_settings_of_one_policy() ->
 
 
 def test_the_page_states_the_stored_errors_of_ratios() -> None:
-    """Of H200s those in graphs alone, as most stored runs with launches are of an earlier runtime."""
+    """For H200s it states those in graphs alone: most stored runs with launches are of an earlier runtime."""
     page = (ROOT / "docs/hardware-profiles.md").read_text()
     h100s = [f"h100/{name}" for name in ("ranked", "other-card", "code", "newer-kernels")]
     see = load_profile("h200").compared["async"].see

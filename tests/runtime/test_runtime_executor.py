@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from itertools import chain, pairwise
 from typing import Any
 
 import pytest
@@ -165,25 +165,35 @@ class Here(AnyOrderStream):
     def close(self) -> None: ...
 
 
-def test_a_wait_goes_on_with_the_launch_of_the_next_iteration_and_the_next_plan_comes_after_it() -> None:
-    """A prompt, launched in 30 parts, joins decodes, launched at once."""
-    done: list[str] = []
+class InParts(EagerIteration):
+    """Computes prompts in parts, as iterations without a graph, and decodes at once. `more` yields parts of its own before them."""
 
-    class InParts(EagerIteration):
-        def __call__(self, stage: StageSlot, work: Work) -> Any:
-            if work.shape.num_tokens > work.shape.num_rows:
-                return self.parts(stage, work)
-            return finish(super().parts(stage, work))
+    more: Callable[[], Iterator[None]]
 
-        def parts(self, stage: StageSlot, work: Work) -> Any:
-            for _ in range(30):
-                done.append("part")
-                yield
-            yield from super().parts(stage, work)
+    def __call__(self, stage: StageSlot, work: Work) -> Any:
+        if work.shape.num_tokens > work.shape.num_rows:
+            return chain(self.more(), self.parts(stage, work))
+        return finish(self.parts(stage, work))
 
+
+def joined(more: Callable[[], Iterator[None]], done: list[str]) -> Rig:
+    """A prompt of several tokens joins decodes. done: see `Reached`."""
     asks = [Ask(0, max_new_tokens=8), Ask(1, max_new_tokens=4, arrival_iteration=3)]
     streams = Streams.of([Here(done) for _ in stream_names()])
-    rig = build(streams, Orca(), asks, greedy_references(LLAMA), kind=InParts, check=True)
+    kind = type("InParts", (InParts,), {"more": staticmethod(more)})
+    return build(streams, Orca(), asks, greedy_references(LLAMA), kind=kind, check=True)
+
+
+def test_a_wait_goes_on_with_the_launch_of_the_next_iteration_and_the_next_plan_comes_after_it() -> None:
+    """The first 4 of 30 parts are launched before the wait, which looks after every 4 more whether the decode, 10 parts long, has ended."""
+    done: list[str] = []
+
+    def parts() -> Iterator[None]:
+        for _ in range(30):
+            done.append("part")
+            yield
+
+    rig = joined(parts, done)
     plan, absorb = rig.engine.policy.plan, rig.engine.state.absorb
     events: list[tuple[str, int]] = []
 
@@ -192,31 +202,22 @@ def test_a_wait_goes_on_with_the_launch_of_the_next_iteration_and_the_next_plan_
 
     vars(rig.engine.policy)["plan"], vars(rig.engine.state)["absorb"] = noted("plan", plan), noted("absorb", absorb)
     rig.run()
-    joins = (
-        events.index(("plan", 30)) - 2
-    )  # the prompt's first 4 parts are launched before the wait, which looks after every 4 more
+    joins = events.index(("plan", 30)) - 2
     assert events[joins : joins + 3] == [("plan", 0), ("absorb", 12), ("plan", 30)]
 
 
-def test_a_launch_that_fails_during_a_wait_keeps_its_own_slot_alone() -> None:
-    class Failing(EagerIteration):
-        def __call__(self, stage: StageSlot, work: Work) -> Any:
-            if work.shape.num_tokens > work.shape.num_rows:
-                return self.parts(stage, work)
-            return finish(super().parts(stage, work))
+def test_a_launch_that_fails_during_a_wait_keeps_its_own_slot_alone_and_has_no_tokens() -> None:
+    def failing() -> Iterator[None]:
+        yield from [None] * 30
+        raise RuntimeError("no memory is left")
 
-        def parts(self, stage: StageSlot, work: Work) -> Any:
-            yield from super().parts(stage, work)
-            if rig.engine.state.iteration > 2:
-                yield from [None] * 30
-                raise RuntimeError("no memory is left")
-
-    asks = [Ask(0, max_new_tokens=8), Ask(1, max_new_tokens=4, arrival_iteration=3)]
-    streams = Streams.of([Here([]) for _ in stream_names()])
-    rig = build(streams, Orca(), asks, greedy_references(LLAMA), kind=Failing)
+    rig = joined(failing, [])
     with pytest.raises(RuntimeError, match="no memory is left"):
         rig.run()
     assert [slot.in_use for slot in rig.slots].count(True) == 1
+    [launched] = rig.engine._in_flight
+    with pytest.raises(StreamError, match="was not launched whole"):
+        rig.executor.wait(launched.handle)
 
 
 class Largest(EagerIteration):

@@ -1,6 +1,6 @@
 """The memory that each operation of an executor reads and writes, its KV blocks and request-table rows included."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -61,7 +61,7 @@ class Declarations:
         assert isinstance(operation, partial), f"{operation} is no operation of the executor"
         if isinstance(operation.args[0], StageSlot):
             return self._of_compute(*operation.args)
-        if isinstance(operation.args[0], Generator):
+        if isinstance(operation.args[0], Iterator):
             return Accesses(())  # goes on with an iteration, whose accesses are noted at its begin, in the same stream
         part, name = operation.func.__self__, operation.func.__name__  # type: ignore[attr-defined]
         if name == "copy":
